@@ -1,0 +1,94 @@
+// Backend: every operation for one device.  The CPU form is the obvious composition, the CUDA form may
+// fuse whatever it likes behind the same call.  kernels/<op>.h are the contracts.
+//
+// Rules for all: a launch allocates nothing and synchronises nothing; workspace sizes come from maxima
+// only; offsets into caches are int64; an invalid index is -1 or out of range and never dereferenced.
+//
+// Errors: kInvalidArgument for a shape or dtype no kernel supports, kInternal if a launch failed.
+// Thread-compatible: the engine's executor thread makes every call after loading.
+
+#ifndef KERNELS_BACKEND_H_
+#define KERNELS_BACKEND_H_
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/absorbed_decode.h"
+#include "kernels/head_and_sample.h"
+#include "kernels/linear.h"
+#include "kernels/moe.h"
+#include "kernels/ragged_mha.h"
+#include "kernels/store_kv.h"
+#include "kernels/tensor.h"
+
+namespace kernels {
+
+// Device memory (host memory on CPU, 64-byte aligned).  Zeroed when made.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+  virtual std::byte* data() = 0;
+  virtual int64_t size_bytes() const = 0;
+  float* floats() { return reinterpret_cast<float*>(data()); }
+};
+
+// The attention of one device and architecture; chosen once at start.
+class AttentionBackend {
+ public:
+  virtual ~AttentionBackend() = default;
+  virtual absl::Status RaggedMha(const LaunchContext& context, const RaggedMhaParams& params) = 0;
+  virtual absl::Status AbsorbedDecode(const LaunchContext& context,
+                                      const AbsorbedDecodeParams& params) = 0;
+  // For at most max_splits splits and max_rows query rows a call.
+  virtual int64_t AbsorbedDecodeWorkspaceBytes(int32_t max_rows, int32_t max_splits,
+                                               int32_t num_heads, int32_t kv_lora_rank) const = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const = 0;  // "cpu", "cuda"
+  virtual AttentionBackend& attention() = 0;
+
+  // Memory.
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(int64_t size_bytes) = 0;
+  virtual absl::Status CopyToDevice(const LaunchContext& context, std::byte* device,
+                                    absl::Span<const std::byte> host) = 0;
+  virtual absl::Status CopyToHost(const LaunchContext& context, absl::Span<std::byte> host,
+                                  const std::byte* device) = 0;
+  // dst block <- src block, whole blocks of the cache.
+  virtual absl::Status CopyBlocks(const LaunchContext& context, std::byte* cache,
+                                  int64_t block_stride, absl::Span<const int32_t> src_blocks,
+                                  absl::Span<const int32_t> dst_blocks) = 0;
+
+  // Loading.  The tensors' memory must outlive the packed objects.
+  virtual absl::StatusOr<std::unique_ptr<PackedLinear>> PackLinear(
+      absl::Span<const WeightTensor> stacked_rows) = 0;
+  virtual absl::StatusOr<std::unique_ptr<PackedHeadLinear>> PackHeadLinear(
+      const WeightTensor& tensor, const HeadSlice& slice) = 0;
+  virtual absl::StatusOr<std::unique_ptr<PackedExperts>> PackExperts(
+      absl::Span<const ExpertTensors> routed, absl::Span<const ExpertTensors> shared) = 0;
+
+  // Operations.
+  virtual absl::Status Embed(const LaunchContext& context, const EmbedParams& params) = 0;
+  virtual absl::Status Linear(const LaunchContext& context, const LinearParams& params) = 0;
+  virtual absl::Status HeadLinear(const LaunchContext& context, const HeadLinearParams& params) = 0;
+  virtual absl::Status Rope(const LaunchContext& context, const RopeParams& params) = 0;
+  virtual absl::Status StoreKv(const LaunchContext& context, const StoreKvParams& params) = 0;
+  virtual absl::Status GatherKv(const LaunchContext& context, const GatherKvParams& params) = 0;
+  virtual absl::Status Moe(const LaunchContext& context, const MoeParams& params) = 0;
+  virtual int64_t MoeWorkspaceBytes(int32_t max_rows, const GateConfig& gate, int64_t hidden_size,
+                                    int64_t moe_intermediate_size) const = 0;
+  virtual absl::Status HeadAndSample(const LaunchContext& context,
+                                     const HeadAndSampleParams& params) = 0;
+  virtual int64_t HeadAndSampleWorkspaceBytes(int32_t max_samples, int64_t hidden_size,
+                                              int32_t vocab_size) const = 0;
+};
+
+}  // namespace kernels
+
+#endif  // KERNELS_BACKEND_H_

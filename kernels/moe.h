@@ -1,0 +1,71 @@
+// Moe: the whole mixture block of a layer as one operation: norm, gate, experts, shared expert, residual.
+//
+//   a      = rmsnorm(x; norm_weight, eps)
+//   scores = W_gate a                                     float32, fixed reduction order
+//   ids, w = select(scores)                               models.md 5.1-5.3; ties go to the lower id
+//   out    = x + sum_i w_i expert_{ids_i}(a) + shared(a)
+//   expert(a) = W_down( silu(min(W_gate' a, c)) * clamp(W_up a, -c, c) )
+//
+// A row's result does not depend, bit for bit, on the other rows: contributions are added in ascending
+// expert id, the shared expert last.
+// Source: DeepSeek-V2 paper 2.2, DeepSeek-V3 paper 2.1.2; models.md 5.
+
+#ifndef KERNELS_MOE_H_
+#define KERNELS_MOE_H_
+
+#include <cstdint>
+
+#include "kernels/linear.h"
+#include "kernels/tensor.h"
+
+namespace kernels {
+
+// Routed and shared experts of one layer.  Opaque, made by the backend at load.
+class PackedExperts {
+ public:
+  virtual ~PackedExperts() = default;
+};
+
+// Weights of one expert as the checkpoint stores them.
+struct ExpertTensors {
+  WeightTensor gate;                     // [intermediate, hidden]
+  WeightTensor up;                       // [intermediate, hidden]
+  WeightTensor down;                     // [hidden, intermediate]
+};
+
+enum class GateMethod : uint8_t {
+  kGreedy,              // softmax, top-k, weights not renormalised unless norm_topk_prob
+  kGroupLimitedGreedy,  // softmax; a group's score is its best expert
+  kNoAuxTc,             // sigmoid; bias for selection only; a group's score is the sum of its best two
+};
+
+struct GateConfig {
+  GateMethod method = GateMethod::kGreedy;
+  int32_t num_experts = 0;               // routed
+  int32_t top_k = 0;
+  int32_t num_groups = 1;
+  int32_t top_k_groups = 1;
+  bool norm_topk_prob = false;           // w /= sum(w) + 1e-20
+  float routed_scaling_factor = 1;
+};
+
+struct MoeParams {
+  int32_t num_rows = 0;
+  const float* input = nullptr;          // [num_rows, hidden], the residual stream
+  int64_t input_row_stride = 0;          // elements
+  const float* norm_weight = nullptr;    // [hidden]
+  float norm_eps = 1e-6f;
+  GateConfig gate;
+  const PackedLinear* gate_weight = nullptr;      // [num_experts, hidden]
+  const float* gate_bias = nullptr;      // [num_experts]; kNoAuxTc only; may be null: zero
+  const PackedExperts* experts = nullptr;
+  float* output = nullptr;               // [num_rows, hidden]; may be input
+  int64_t output_row_stride = 0;
+  int32_t* topk_ids = nullptr;           // [num_rows, top_k], ascending id; may be null
+  float* topk_weights = nullptr;         // [num_rows, top_k]; may be null
+  std::byte* workspace = nullptr;        // Backend::MoeWorkspaceBytes(max rows, ...)
+};
+
+}  // namespace kernels
+
+#endif  // KERNELS_MOE_H_

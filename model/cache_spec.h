@@ -1,0 +1,74 @@
+// CacheSpec: what a model wants to keep per token, as paged groups, and the one layout of its bytes.
+//
+// Token blocks are block-major: [block][group][layer][entries], every (group, layer) at an offset
+// aligned to 256 bytes, so that a block is one contiguous piece to send.  Allocation, sharing,
+// eviction and transfer know nothing of groups.  Block 0 is reserved and never written.
+// State slots (V4) are a second pool of fixed-size slots, one per sequence.
+//
+// Plain values.
+
+#ifndef MODEL_CACHE_SPEC_H_
+#define MODEL_CACHE_SPEC_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/tensor.h"
+
+namespace model {
+
+inline constexpr int64_t kCacheAlignment = 256;  // bytes
+
+struct CacheGroup {
+  std::string name;               // "latent", "index_key", "csa", "hca", "csa_index_key"
+  int32_t layers = 0;
+  int32_t entry_bytes = 0;
+  int32_t tokens_per_entry = 1;
+  kernels::KvFormat format = kernels::KvFormat::kFloat32;
+};
+
+struct CacheSpec {
+  int32_t block_size = 64;        // tokens; a multiple of 64 and of every tokens_per_entry
+  std::vector<CacheGroup> groups;
+  int64_t state_slot_bytes = 0;   // 0: the model keeps no state per sequence
+
+  // Errors: kInvalidArgument naming the field that cannot be.
+  absl::Status Validate() const;
+};
+
+// Offsets within a block, from a valid spec.
+class CacheLayout final {
+ public:
+  explicit CacheLayout(CacheSpec spec);
+
+  const CacheSpec& spec() const { return spec_; }
+  int64_t block_bytes() const { return block_bytes_; }
+  int64_t layer_stride_bytes(int32_t group) const { return layer_stride_[group]; }
+  int64_t offset(int32_t group, int32_t layer) const {
+    return group_offset_[group] + layer * layer_stride_[group];
+  }
+  int64_t bytes_per_token() const { return block_bytes_ / spec_.block_size; }
+
+  // Pages of one (group, layer) of a cache that starts at `cache_base` (block 0).
+  kernels::KvPages Pages(std::byte* cache_base, int32_t group, int32_t layer) const;
+
+ private:
+  CacheSpec spec_;
+  std::vector<int64_t> group_offset_;
+  std::vector<int64_t> layer_stride_;
+  int64_t block_bytes_ = 0;
+};
+
+// 16 bytes over a canonical record of model, weights digest and layout (serving.md 5.3): equal means
+// that cache bytes are interchangeable.  `weights` is Network::weights_digest().
+std::string LayoutFingerprint(const CacheLayout& layout, const std::string& model_name,
+                              const std::string& weights);
+
+// "float32", "bfloat16", "fp8".
+std::string_view KvFormatName(kernels::KvFormat format);
+
+}  // namespace model
+
+#endif  // MODEL_CACHE_SPEC_H_

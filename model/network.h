@@ -1,0 +1,75 @@
+// Network: one model's mathematics over a StepPlan.  One implementation per family (deepseek_v2.h for
+// V2 and V3).  No scheduling, no cache policy: the plan says which rows exist and where they go.
+//
+// Where the latent cache is written: Forward calls StoreKv for every new row of a layer first.  Where
+// it is read: absorbed sequences by AbsorbedDecode through the block table; ragged sequences by
+// GatherKv in pieces that start at absolute multiples of `piece_tokens`, decompressed and attended with
+// RaggedMha, merged by log-sum-exp in ascending order.  Because attention always reads the *stored*
+// form and the pieces do not depend on chunk boundaries, chunked = whole bit for bit.
+//
+// Thread-compatible: one executor thread calls Forward.
+
+#ifndef MODEL_NETWORK_H_
+#define MODEL_NETWORK_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "model/cache_spec.h"
+#include "model/config.h"
+#include "model/step_plan.h"
+
+namespace model {
+
+// Device memory a step writes its results to; owned by the engine, one per step in flight.
+struct StepOutput {
+  kernels::SampleResult* results = nullptr;  // [max_samples]
+  int32_t* sampled_ids = nullptr;            // [max_samples]
+  float* logits = nullptr;                   // [max_logit_rows, vocab]
+};
+
+// Memory the network reads and writes besides its own weights and scratch.
+struct StepState {
+  std::byte* cache = nullptr;                // block 0 of the token blocks
+  std::byte* state_slots = nullptr;          // null when the model keeps none
+  kernels::PenaltyState penalties;
+  const int32_t* previous_sampled = nullptr;  // sampled_ids of the previous step
+};
+
+class Network {
+ public:
+  virtual ~Network() = default;
+  virtual const ModelConfig& config() const = 0;
+  virtual const CacheLayout& cache_layout() const = 0;
+  // Hex digest of config.json and the tensor list (names, dtypes, shapes).
+  virtual const std::string& weights_digest() const = 0;
+  virtual int64_t weight_bytes() const = 0;
+  virtual int64_t skipped_tensors() const = 0;  // unknown ones, MTP layers among them
+  virtual int32_t max_model_len() const = 0;
+
+  // Runs the plan: copies, embedding, layers, head and sampling.
+  // Errors: kInternal from the device; the engine is then unusable.
+  virtual absl::Status Forward(const kernels::LaunchContext& context, const StepPlan& plan,
+                               const StepState& state, const StepOutput& output) = 0;
+};
+
+struct NetworkOptions {
+  kernels::KvFormat kv_format = kernels::KvFormat::kFloat32;
+  int32_t block_size = 64;
+  StepLimits limits;                         // scratch is allocated for these
+  int32_t max_model_len = 0;                 // 0: the checkpoint's max_position_embeddings
+  int32_t piece_tokens = 512;                // keys decompressed at a time in ragged prefill
+};
+
+// Opens the checkpoint, checks every tensor's shape and dtype, packs the weights.
+// Errors: kNotFound, kInvalidArgument: one sentence naming file, tensor, expected and found.
+absl::StatusOr<std::unique_ptr<Network>> LoadNetwork(const std::string& model_dir,
+                                                     const NetworkOptions& options,
+                                                     kernels::Backend& backend);
+
+}  // namespace model
+
+#endif  // MODEL_NETWORK_H_

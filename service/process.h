@@ -1,0 +1,55 @@
+// What a Ferry process sets up once in main: logs, signals, metrics endpoint, and how it reports a fatal
+// configuration error (one sentence on stderr, exit code 1).
+
+#ifndef SERVICE_PROCESS_H_
+#define SERVICE_PROCESS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace prometheus {
+class Registry;
+}
+
+namespace service {
+
+struct LogOptions {
+  std::string level = "info";      // trace, debug, info, warn, error
+  bool json = false;               // one JSON object a line instead of key=value
+};
+
+// Lines on stderr: time, level, process name, key=value pairs.
+// Errors: kInvalidArgument for an unknown level.
+absl::Status InitLogging(const std::string& process_name, const LogOptions& options);
+
+// Blocks SIGTERM and SIGINT in this thread and every thread made later; ignores SIGPIPE.
+// Call before any thread exists.
+void BlockTerminationSignals();
+// Waits for one of them; returns its number, or 0 when `timeout` passed first.
+int WaitForTermination(absl::Duration timeout = absl::InfiniteDuration());
+
+// Serves `registry` at http://address/metrics.
+class MetricsServer {
+ public:
+  // `address`: "host:port", port 0: any.  Errors: kUnavailable naming the address.
+  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
+      const std::string& address, std::shared_ptr<prometheus::Registry> registry);
+  virtual ~MetricsServer() = default;
+  virtual int32_t port() const = 0;
+};
+
+// Writes "name=value" lines to `path` at once (write + rename), so that a supervisor or a test can learn
+// ports chosen at random.  An empty path: nothing.
+absl::Status WritePortFile(const std::string& path, int32_t grpc_port, int32_t metrics_port);
+
+// Prints `process: message` to stderr; returns 1.
+int FatalExit(const std::string& process_name, const absl::Status& status);
+
+}  // namespace service
+
+#endif  // SERVICE_PROCESS_H_
