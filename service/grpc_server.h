@@ -1,9 +1,9 @@
-// GrpcServer: a listening gRPC server with health v1, reflection and optional TLS, and the channels that
-// Ferry's processes open to each other with the same settings.
+// GrpcServer: a listening gRPC server with health v1, reflection and optional TLS, and the channels
+// that Ferry's processes open to each other with the same settings.
 //
-// Health names: "" and "liveness" serve from the start; "readiness" and every full service name follow
-// SetReady.  Message limit 64 MiB: tensors never travel in a message.
-// Thread-safe after Start.
+// Health names: "" and "liveness" serve from the start; "readiness" and every full service name
+// follow SetReady.  Message limit 64 MiB: tensors never travel in a message. Thread-safe after
+// Start.
 
 #ifndef SERVICE_GRPC_SERVER_H_
 #define SERVICE_GRPC_SERVER_H_
@@ -26,7 +26,8 @@ namespace service {
 
 inline constexpr int kMaxMessageBytes = 64 << 20;
 
-// PEM files; all empty: plaintext.  With `ca_file` a server demands client certificates signed by it.
+// PEM files; all empty: plaintext.  With `ca_file` a server demands client certificates signed by
+// it.
 struct TlsOptions {
   std::string cert_file;
   std::string key_file;
@@ -37,15 +38,17 @@ struct TlsOptions {
 class GrpcServer final {
  public:
   // Listens on `address` ("host:port"; port 0: any).  `services` must outlive the server.
-  // Errors: kUnavailable naming the address if it cannot be bound; kInvalidArgument for bad TLS files.
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const std::string& address,
-                                                           const TlsOptions& tls,
-                                                           const std::vector<grpc::Service*>& services);
+  // Errors: kUnavailable naming the address if it cannot be bound; kInvalidArgument for bad TLS
+  // files.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
+      const std::string& address, const TlsOptions& tls,
+      const std::vector<grpc::Service*>& services);
   ~GrpcServer();
 
   int32_t port() const { return port_; }
   void SetReady(bool ready);
-  // Refuses new calls; gives running ones `grace` and then cancels them.  Returns when all have ended.
+  // Refuses new calls; gives running ones `grace` and then cancels them.  Returns when all have
+  // ended.
   void Shutdown(absl::Duration grace);
 
  private:
@@ -56,7 +59,8 @@ class GrpcServer final {
   int32_t port_ = 0;
 };
 
-// A channel with keep-alive, the message limit and its own connection.  Never fails; calls on it may.
+// A channel with keep-alive, the message limit and its own connection.  Never fails; calls on it
+// may.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const TlsOptions& tls);
 
 }  // namespace service

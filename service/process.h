@@ -1,5 +1,5 @@
-// What a Ferry process sets up once in main: logs, signals, metrics endpoint, and how it reports a fatal
-// configuration error (one sentence on stderr, exit code 1).
+// What a Ferry process sets up once in main: logs, signals, metrics endpoint, and how it reports a
+// fatal configuration error (one sentence on stderr, exit code 1).
 
 #ifndef SERVICE_PROCESS_H_
 #define SERVICE_PROCESS_H_
@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,13 +20,18 @@ class Registry;
 namespace service {
 
 struct LogOptions {
-  std::string level = "info";      // trace, debug, info, warn, error
-  bool json = false;               // one JSON object a line instead of key=value
+  std::string level = "info";  // trace, debug, info, warn, error
+  bool json = false;           // one JSON object a line instead of key=value
 };
 
+// Messages are written as `words key=value key="a value"`; LogValue makes the values.
 // Lines on stderr: time, level, process name, key=value pairs.
 // Errors: kInvalidArgument for an unknown level.
 absl::Status InitLogging(const std::string& process_name, const LogOptions& options);
+
+// `value` as it may stand behind "key=": quoted and escaped if it has spaces, quotes or control
+// characters.
+std::string LogValue(std::string_view value);
 
 // Blocks SIGTERM and SIGINT in this thread and every thread made later; ignores SIGPIPE.
 // Call before any thread exists.
@@ -43,8 +49,8 @@ class MetricsServer {
   virtual int32_t port() const = 0;
 };
 
-// Writes "name=value" lines to `path` at once (write + rename), so that a supervisor or a test can learn
-// ports chosen at random.  An empty path: nothing.
+// Writes "name=value" lines to `path` at once (write + rename), so that a supervisor or a test can
+// learn ports chosen at random.  An empty path: nothing.
 absl::Status WritePortFile(const std::string& path, int32_t grpc_port, int32_t metrics_port);
 
 // Prints `process: message` to stderr; returns 1.
