@@ -1,8 +1,9 @@
-// BlockPool: the fixed set of cache blocks that block tables point at, and the index of what they hold.
+// BlockPool: the fixed set of cache blocks that block tables point at, and the index of what they
+// hold.
 //
-// It manages ids and identities only; the bytes are CacheMemory's.  A block is free (nobody holds it, it
-// means nothing), cached (nobody holds it, its content is known by hash, it may be evicted) or held.
-// Sequences with a common prefix share a block.  Block 0 is reserved: never handed out.
+// It manages ids and identities only; the bytes are CacheMemory's.  A block is free (nobody holds
+// it, it means nothing), cached (nobody holds it, its content is known by hash, it may be evicted)
+// or held. Sequences with a common prefix share a block.  Block 0 is reserved: never handed out.
 //
 // Invariant: num_free() + num_cached() + num_held() == num_blocks() - 1.
 // Thread-compatible: the scheduler thread owns the pool and makes every call.
@@ -21,13 +22,13 @@
 
 namespace engine {
 
-using BlockId = int32_t;               // [1, num_blocks); 0 is reserved
+using BlockId = int32_t;  // [1, num_blocks); 0 is reserved
 
 // What changed in the index, for WatchKvEvents.  In order.
 struct BlockEvent {
-  bool stored = false;                 // else removed
+  bool stored = false;  // else removed
   block_hash::BlockHash hash;
-  block_hash::BlockHash parent;        // of a stored block; the chain's root for the first
+  block_hash::BlockHash parent;  // of a stored block; the chain's root for the first
 };
 
 class BlockPool final {
@@ -53,8 +54,8 @@ class BlockPool final {
   // REQUIRES: every block is held.
   void Release(absl::Span<const BlockId> blocks);
 
-  // Indexes a held, full block under its hash.  If another block has the hash already, that one stays
-  // indexed and this one remains private.
+  // Indexes a held, full block under its hash.  If another block has the hash already, that one
+  // stays indexed and this one remains private.
   void Index(BlockId block, const block_hash::BlockHash& hash, const block_hash::BlockHash& parent);
   // Removes every indexed block from the index (cached ones become free).
   void ClearIndex();
@@ -81,9 +82,9 @@ class BlockPool final {
   };
   void Evict(BlockId block);
 
-  std::vector<Block> blocks_;          // by block id
-  std::vector<BlockId> free_;          // a stack: last freed, first reused
-  std::list<BlockId> lru_;             // cached blocks, least recently released first
+  std::vector<Block> blocks_;  // by block id
+  std::vector<BlockId> free_;  // a stack: last freed, first reused
+  std::list<BlockId> lru_;     // cached blocks, least recently released first
   absl::flat_hash_map<block_hash::BlockHash, BlockId> index_;
   std::vector<BlockEvent> events_;
 };

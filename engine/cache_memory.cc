@@ -11,17 +11,20 @@
 namespace engine {
 
 absl::StatusOr<CacheMemory> CacheMemory::Map(int64_t size_bytes) {
-  void* memory = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* memory =
+      mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot map ", size_bytes, " bytes of cache: ", std::strerror(errno)));
   }
-  madvise(memory, size_bytes, MADV_HUGEPAGE);  // advice only: a kernel without huge pages still works
+  madvise(memory, size_bytes,
+          MADV_HUGEPAGE);  // advice only: a kernel without huge pages still works
   return CacheMemory(static_cast<std::byte*>(memory), size_bytes);
 }
 
 CacheMemory::CacheMemory(CacheMemory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
 
 CacheMemory& CacheMemory::operator=(CacheMemory&& other) noexcept {
   std::swap(data_, other.data_);

@@ -1,5 +1,6 @@
-// CacheMemory: the bytes behind token blocks or state slots, mapped with huge pages (4 KiB pages cost
-// TCP a factor of ten).  The worker maps it, registers it with the transport, and lends it to the engine.
+// CacheMemory: the bytes behind token blocks or state slots, mapped with huge pages (4 KiB pages
+// cost TCP a factor of ten).  The worker maps it, registers it with the transport, and lends it to
+// the engine.
 
 #ifndef ENGINE_CACHE_MEMORY_H_
 #define ENGINE_CACHE_MEMORY_H_

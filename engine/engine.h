@@ -1,14 +1,15 @@
 // Engine: one device stepping plans over a cache.  No network, no text, no scheduling.
 //
-// Asynchronous: Launch enqueues a plan and returns; Collect waits for it.  At most two steps may be in
-// flight, executed in order of launch.  An input token may be "what the previous step sampled"
-// (StepPlan::token_source), so the next step can be launched before this one is collected; the end of a
-// sequence is then learned one step late.
+// Asynchronous: Launch enqueues a plan and returns; Collect waits for it.  At most two steps may be
+// in flight, executed in order of launch.  An input token may be "what the previous step sampled"
+// (StepPlan::token_source), so the next step can be launched before this one is collected; the end
+// of a sequence is then learned one step late.
 //
 // A launched plan must stay untouched until its step is collected: keep two plans and alternate.
 // After an error of Collect the engine is broken: every later call returns the same error.
 //
-// Thread-compatible: the scheduler thread makes every call.  Inside, one executor thread runs steps.
+// Thread-compatible: the scheduler thread makes every call.  Inside, one executor thread runs
+// steps.
 
 #ifndef ENGINE_ENGINE_H_
 #define ENGINE_ENGINE_H_
@@ -28,14 +29,14 @@ namespace engine {
 
 struct EngineOptions {
   std::string model_dir;
-  std::string device = "cpu";            // "cpu" or "cuda"
-  std::string dtype = "auto";            // activations: auto, float32, bfloat16
-  std::string kv_cache_dtype = "auto";   // auto, float32, bfloat16, fp8; auto: the activations' type
-  int32_t num_threads = 0;               // CPU; 0: all cores this process may use
-  int32_t block_size = 64;               // tokens
-  int32_t max_model_len = 0;             // tokens; 0: the checkpoint's
-  int32_t num_penalty_slots = 64;        // sequences with penalties at a time
-  model::StepLimits limits;              // max_blocks_per_seq is set from max_model_len
+  std::string device = "cpu";           // "cpu" or "cuda"
+  std::string dtype = "auto";           // activations: auto, float32, bfloat16
+  std::string kv_cache_dtype = "auto";  // auto, float32, bfloat16, fp8; auto: the activations' type
+  int32_t num_threads = 0;              // CPU; 0: all cores this process may use
+  int32_t block_size = 64;              // tokens
+  int32_t max_model_len = 0;            // tokens; 0: the checkpoint's
+  int32_t num_penalty_slots = 64;       // sequences with penalties at a time
+  model::StepLimits limits;             // max_blocks_per_seq is set from max_model_len
 };
 
 // What a step returned, in plan order.  Valid until the step after next is launched.

@@ -27,6 +27,9 @@ absl::Status GrowBlocks(Sequence& seq, int32_t num_tokens, int32_t block_size, B
 void IndexFullBlocks(Sequence& seq, int32_t num_written, int32_t block_size,
                      const block_hash::BlockHasher& hasher, BlockPool& pool);
 
+// Appends the token that step `step_id` sampled for `seq`.
+void AcceptToken(Sequence& seq, int64_t step_id, int32_t token);
+
 // Gives back every block.  REQUIRES: no launched step still writes them.
 void ReleaseBlocks(Sequence& seq, BlockPool& pool);
 
@@ -42,12 +45,16 @@ class PlanBuilder final {
   int32_t free_tokens() const;
   int32_t free_seqs() const;
   int32_t free_samples() const;
+  int32_t free_absorbed_tokens() const;
+  int32_t free_history_tokens()
+      const;  // a sample whose penalty slot needs a reset takes tokens.size()
 
-  // Adds the next `num_tokens` uncomputed tokens of `seq`; with `sample`, the token after the last of
-  // them is sampled (REQUIRES: they reach num_total_tokens()).  Returns the sample's index or -1.
-  // `absorbed`: attended in absorbed form (decode, or a short chunk over a long prefix).
-  // `logits`: full logits of every row added are wanted.
-  // REQUIRES: capacity (see above), blocks for every row, absorbed sequences first, num_tokens >= 1.
+  // Adds the next `num_tokens` uncomputed tokens of `seq`; with `sample`, the token after the last
+  // of them is sampled (REQUIRES: they reach the newest token).  A pending token is taken from the
+  // previous step's samples: REQUIRES pending_step to be this step's id - 1.  Returns the sample's
+  // index or -1. `absorbed`: attended in absorbed form (decode, or a short chunk over a long
+  // prefix). `logits`: full logits of every row added are wanted. REQUIRES: capacity (see above),
+  // blocks for every row, absorbed sequences first, num_tokens >= 1.
   int32_t Add(Sequence& seq, int32_t num_tokens, bool absorbed, bool sample, bool logits = false);
 
   // A further sample from the last row of the sequence added last (branches of n > 1), drawn with

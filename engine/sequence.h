@@ -20,7 +20,7 @@ namespace engine {
 
 struct SamplingOptions {
   float temperature = 1;
-  int32_t top_k = 0;                   // 0: all
+  int32_t top_k = 0;  // 0: all
   float top_p = 1;
   float min_p = 0;
   float repetition_penalty = 1;
@@ -31,7 +31,7 @@ struct SamplingOptions {
   int32_t max_tokens = 1;
   int32_t min_tokens = 0;
   std::vector<int32_t> stop_token_ids;  // EOS ids included unless ignored; at most kMaxBannedTokens
-  int32_t num_logprobs = -1;           // -1: none
+  int32_t num_logprobs = -1;            // -1: none
 
   bool HasPenalties() const {
     return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0;
@@ -40,22 +40,21 @@ struct SamplingOptions {
 
 struct Sequence {
   SamplingOptions sampling;
-  std::vector<int32_t> tokens;         // known tokens: prompt, then output
+  std::vector<int32_t> tokens;  // known tokens: prompt, then output
   int32_t num_prompt_tokens = 0;
-  int32_t num_computed = 0;            // tokens whose latents launched steps write (or have written)
-  int32_t pending_sample = -1;         // >= 0: the token after tokens.back() is that sample
-  std::vector<BlockId> blocks;         // block i holds tokens [i * block_size, (i+1) * block_size)
+  int32_t num_computed = 0;     // tokens whose latents launched steps write (or have written)
+  int32_t pending_sample = -1;  // >= 0: the newest token is that sample of step pending_step
+  int64_t pending_step = -1;
+  std::vector<BlockId> blocks;  // block i holds tokens [i * block_size, (i+1) * block_size)
   std::vector<block_hash::BlockHash> hashes;  // of the full blocks known so far
-  block_hash::BlockHash root;          // of its hash chain
-  int32_t num_indexed = 0;             // blocks already given to BlockPool::Index (or taken from it)
+  block_hash::BlockHash root;                 // of its hash chain
+  int32_t num_indexed = 0;  // blocks already given to BlockPool::Index (or taken from it)
   int32_t state_slot = -1;
   int32_t penalty_slot = -1;
-  bool penalty_reset_needed = false;   // the slot's counts must be set in the next step
+  bool penalty_reset_needed = false;  // the slot's counts must be set in the next step
 
-  int32_t num_output_tokens() const { return static_cast<int32_t>(tokens.size()) - num_prompt_tokens; }
-  // Tokens including the pending one.
-  int32_t num_total_tokens() const {
-    return static_cast<int32_t>(tokens.size()) + (pending_sample >= 0 ? 1 : 0);
+  int32_t num_output_tokens() const {
+    return static_cast<int32_t>(tokens.size()) - num_prompt_tokens;
   }
 };
 

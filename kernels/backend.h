@@ -43,8 +43,8 @@ class AttentionBackend {
   virtual absl::Status RaggedMha(const LaunchContext& context, const RaggedMhaParams& params) = 0;
   virtual absl::Status AbsorbedDecode(const LaunchContext& context,
                                       const AbsorbedDecodeParams& params) = 0;
-  // For at most max_splits splits and max_rows query rows a call.
-  virtual int64_t AbsorbedDecodeWorkspaceBytes(int32_t max_rows, int32_t max_splits,
+  // For at most max_rows query rows a call, each of a sequence with at most max_splits_per_seq splits.
+  virtual int64_t AbsorbedDecodeWorkspaceBytes(int32_t max_rows, int32_t max_splits_per_seq,
                                                int32_t num_heads, int32_t kv_lora_rank) const = 0;
 };
 

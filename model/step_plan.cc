@@ -1,5 +1,6 @@
 #include "model/step_plan.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 
@@ -31,9 +32,10 @@ class Carver {
 
 }  // namespace
 
-int32_t StepLimits::max_splits() const {
-  const int32_t splits_per_seq = (max_blocks_per_seq * 256 + split_tokens - 1) / split_tokens;
-  return max_seqs * (splits_per_seq + 1);
+int32_t SplitTokens(int32_t kv_len) {
+  constexpr int32_t kLeast = 256;
+  const int32_t even = (kv_len + StepLimits::kMaxSplitsPerSeq - 1) / StepLimits::kMaxSplitsPerSeq;
+  return std::max(kLeast, (even + 63) / 64 * 64);
 }
 
 void StepPlan::AlignedDelete::operator()(std::byte* memory) const {
