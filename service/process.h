@@ -19,8 +19,6 @@ class Registry;
 
 namespace service {
 
-inline constexpr char kVersion[] = "0.1.0";  // of every Ferry program
-
 struct LogOptions {
   std::string level = "info";  // trace, debug, info, warn, error
   bool json = false;           // one JSON object a line instead of key=value

@@ -1,5 +1,5 @@
-// The CPU backend: float32 activations over weights in their stored format, AVX2 + FMA + F16C or
-// AVX-512 chosen at run time, plain C++ elsewhere.
+// The CPU backend: float32 activations over weights in their stored format, AVX2 + FMA + F16C
+// where the machine has them (chosen at run time), plain C++ elsewhere.
 
 #ifndef KERNELS_CPU_CPU_BACKEND_H_
 #define KERNELS_CPU_CPU_BACKEND_H_

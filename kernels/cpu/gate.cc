@@ -1,0 +1,110 @@
+#include "kernels/cpu/gate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+
+namespace kernels::cpu {
+namespace {
+
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
+
+void Softmax(const float* logits, int32_t n, float* probabilities) {
+  const float max = *std::max_element(logits, logits + n);
+  float sum = 0;
+  for (int32_t i = 0; i < n; ++i) {
+    probabilities[i] = std::exp(logits[i] - max);
+    sum += probabilities[i];
+  }
+  for (int32_t i = 0; i < n; ++i) probabilities[i] /= sum;
+}
+
+// Marks the `count` largest values; ties go to the lower index.  Always marks `count`, NaN or not.
+void MarkLargest(const float* values, int32_t n, int32_t count, bool* marked) {
+  std::fill_n(marked, n, false);
+  for (int32_t taken = 0; taken < count; ++taken) {
+    int32_t best = -1;
+    for (int32_t i = 0; i < n; ++i) {
+      if (!marked[i] && (best < 0 || values[i] > values[best])) best = i;
+    }
+    marked[best] = true;
+  }
+}
+
+float GroupScore(const GateConfig& gate, const float* choice, int32_t group_size) {
+  float first = kMasked, second = kMasked;
+  for (int32_t i = 0; i < group_size; ++i) {
+    if (choice[i] > first) {
+      second = first;
+      first = choice[i];
+    } else if (choice[i] > second) {
+      second = choice[i];
+    }
+  }
+  return gate.method == GateMethod::kNoAuxTc && group_size > 1 ? first + second : first;
+}
+
+}  // namespace
+
+absl::Status CheckGate(const GateConfig& gate) {
+  const bool groups = gate.method != GateMethod::kGreedy;
+  if (gate.num_experts < 1 || gate.num_experts > kMaxExperts || gate.top_k < 1 ||
+      gate.top_k > gate.num_experts) {
+    return absl::InvalidArgumentError(absl::StrCat("gate takes ", gate.top_k, " of ",
+                                                   gate.num_experts, " experts (at most ",
+                                                   kMaxExperts, ")"));
+  }
+  if (groups && (gate.num_groups < 1 || gate.num_experts % gate.num_groups != 0 ||
+                 gate.top_k_groups < 1 || gate.top_k_groups > gate.num_groups ||
+                 gate.top_k > gate.num_experts / gate.num_groups * gate.top_k_groups)) {
+    return absl::InvalidArgumentError(absl::StrCat("gate takes ", gate.top_k, " experts from ",
+                                                   gate.top_k_groups, " of ", gate.num_groups,
+                                                   " groups of ", gate.num_experts, " experts"));
+  }
+  return absl::OkStatus();
+}
+
+void SelectExperts(const GateConfig& gate, const float* logits, const float* bias, int32_t* ids,
+                   float* weights) {
+  const int32_t num_experts = gate.num_experts;
+  float scores[kMaxExperts];  // what becomes the weight
+  float choice[kMaxExperts];  // what is compared
+  if (gate.method == GateMethod::kNoAuxTc) {
+    for (int32_t e = 0; e < num_experts; ++e) {
+      scores[e] = 1.0f / (1.0f + std::exp(-logits[e]));
+      choice[e] = bias != nullptr ? scores[e] + bias[e] : scores[e];
+    }
+  } else {
+    Softmax(logits, num_experts, scores);
+    std::copy_n(scores, num_experts, choice);
+  }
+  bool marked[kMaxExperts];
+  if (gate.method != GateMethod::kGreedy && gate.top_k_groups < gate.num_groups) {
+    const int32_t group_size = num_experts / gate.num_groups;
+    float group_scores[kMaxExperts];
+    for (int32_t g = 0; g < gate.num_groups; ++g) {
+      group_scores[g] = GroupScore(gate, choice + g * group_size, group_size);
+    }
+    MarkLargest(group_scores, gate.num_groups, gate.top_k_groups, marked);
+    for (int32_t e = 0; e < num_experts; ++e) {
+      if (!marked[e / group_size]) choice[e] = kMasked;
+    }
+  }
+  MarkLargest(choice, num_experts, gate.top_k, marked);
+  float sum = 0;
+  int32_t taken = 0;
+  for (int32_t e = 0; e < num_experts; ++e) {
+    if (!marked[e]) continue;
+    ids[taken] = e;
+    weights[taken++] = scores[e];
+    sum += scores[e];
+  }
+  for (int32_t i = 0; i < gate.top_k; ++i) {
+    if (gate.norm_topk_prob) weights[i] /= sum + 1e-20f;
+    weights[i] *= gate.routed_scaling_factor;
+  }
+}
+
+}  // namespace kernels::cpu
