@@ -1,8 +1,9 @@
 // ModelConfig: the shape of a model, from its checkpoint's config.json.
 //
-// Names are those of config.json, letter for letter.  Old and new spellings are read: rope_scaling and
-// rope_parameters, q_lora_rank null or 0, "type" and "rope_type".  Nothing here is a default of ours:
-// a key that the file lacks gets transformers' default for that model_type or is an error that names it.
+// Names are those of config.json, letter for letter.  Old and new spellings are read: rope_scaling
+// and rope_parameters, q_lora_rank null or 0, "type" and "rope_type".  Nothing here is a default of
+// ours: a key that the file lacks gets transformers' default for that model_type or is an error
+// that names it.
 //
 // Plain values.
 
@@ -28,19 +29,21 @@ struct RopeConfig {
   int32_t original_max_position_embeddings = 0;
   double beta_fast = 32;
   double beta_slow = 1;
-  double mscale = 0;               // 0: absent
-  double mscale_all_dim = 0;       // 0: absent
+  double mscale = 0;            // 0: absent
+  double mscale_all_dim = 0;    // 0: absent
+  double attention_factor = 0;  // of cos and sin; 0: absent, derived from the two above
+  bool truncate = true;         // the ramp's ends are rounded to whole dimensions
   bool interleave = true;
 };
 
 struct ModelConfig {
   ModelFamily family = ModelFamily::kDeepseekV2;
-  std::string model_type;          // "deepseek_v2", "deepseek_v3"
+  std::string model_type;  // "deepseek_v2", "deepseek_v3"
   int32_t vocab_size = 0;
   int32_t hidden_size = 0;
   int32_t num_hidden_layers = 0;
   int32_t num_attention_heads = 0;
-  int32_t q_lora_rank = 0;         // 0: a single q_proj
+  int32_t q_lora_rank = 0;  // 0: a single q_proj
   int32_t kv_lora_rank = 0;
   int32_t qk_nope_head_dim = 0;
   int32_t qk_rope_head_dim = 0;
@@ -56,8 +59,8 @@ struct ModelConfig {
   RopeConfig rope;
   int32_t max_position_embeddings = 0;
   int32_t num_nextn_predict_layers = 0;
-  int32_t bos_token_id = -1;       // -1: none
-  std::vector<int32_t> eos_token_ids;   // generation_config.json's when present, else config.json's
+  int32_t bos_token_id = -1;           // -1: none
+  std::vector<int32_t> eos_token_ids;  // generation_config.json's when present, else config.json's
   bool fp8_weights = false;
   int32_t weight_block_rows = 128;
   int32_t weight_block_cols = 128;
@@ -71,6 +74,10 @@ struct ModelConfig {
 // Errors: kInvalidArgument naming the file, the key and what was found; kNotFound for no file.
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir);
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, std::string_view origin);
+
+// inv_freq [rope_dim / 2] in float32, and the factor of cos and sin.
+std::vector<float> InverseFrequencies(const RopeConfig& rope, int32_t rope_dim);
+float RopeAttentionFactor(const RopeConfig& rope);
 
 // cos and sin tables, float32 [max_positions, qk_rope_head_dim / 2], evaluated in float32 as
 // transformers does (models.md 3.3, 3.4), attention factor applied.

@@ -1,8 +1,9 @@
-// Checkpoint: the tensors of a Hugging Face directory, memory-mapped, one file or sharded with an index.
+// Checkpoint: the tensors of a Hugging Face directory, memory-mapped, one file or sharded with an
+// index.
 //
-// Every header is checked before anything is used: length, JSON, duplicate keys, dtype, shape against
-// byte range, ranges inside the file and not overlapping.  A bad file gives one sentence naming file,
-// tensor, expected and found.
+// Every header is checked before anything is used: length, JSON, duplicate keys, dtype, shape
+// against byte range, ranges inside the file and not overlapping.  A bad file gives one sentence
+// naming file, tensor, expected and found.
 //
 // Thread-safe after Open.  Views live as long as the Checkpoint.
 
@@ -22,13 +23,15 @@
 
 namespace model {
 
+// `data` is aligned to the element size, whatever the file's layout.  I8 and U8 tensors, which
+// these families use for packed fp4 only, have dtype kFloat4E2m1 and a shape that counts bytes.
 struct TensorView {
   std::string name;
   kernels::DType dtype = kernels::DType::kFloat32;
-  std::string dtype_name;          // as the header spells it, e.g. "BF16"
+  std::string dtype_name;  // as the header spells it, e.g. "BF16"
   std::vector<int64_t> shape;
   absl::Span<const std::byte> data;
-  std::string file;                // base name, for messages
+  std::string file;  // base name, for messages
 };
 
 class Checkpoint final {
@@ -51,6 +54,7 @@ class Checkpoint final {
   class MappedFile;
   Checkpoint();
   absl::Status AddFile(const std::string& path);
+  absl::Status AddShards(const std::string& model_dir, const std::string& index_path);
 
   std::string origin_;
   std::vector<std::unique_ptr<MappedFile>> files_;

@@ -1,10 +1,12 @@
-// StopMatcher: cuts a text stream at the first stop string.  Text that may be the beginning of a stop
-// string is held back, at most its length - 1 bytes.
-// Thread-compatible.
+// StopMatcher: cuts a text stream at the first stop string: the one that is complete first, the
+// longest of those that are complete together.  So the cut does not depend on how the stream was
+// chopped.  Text that may be the beginning of a stop string is held back, at most its length - 1
+// bytes. Thread-compatible.
 
 #ifndef TOKENIZER_STOP_MATCHER_H_
 #define TOKENIZER_STOP_MATCHER_H_
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,7 +28,9 @@ class StopMatcher final {
  private:
   const std::vector<std::string> stops_;
   const bool include_stop_;
-  std::string held_;
+  std::vector<std::vector<size_t>> borders_;  // [stop][bytes matched]: where a mismatch goes on
+  std::vector<size_t> matched_;               // [stop]: bytes of it that end the text seen so far
+  std::string held_;                          // as many bytes as the largest of matched_
   bool stopped_ = false;
 };
 

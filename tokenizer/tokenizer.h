@@ -1,5 +1,6 @@
-// Tokenizer: text <-> token ids as a Hugging Face tokenizer.json says (byte-level BPE; Split, Sequence,
-// Digits and ByteLevel pre-tokenizers; added and special tokens).  Equal to the `tokenizers` library.
+// Tokenizer: text <-> token ids as a Hugging Face tokenizer.json says (byte-level BPE; Split,
+// Sequence, Digits and ByteLevel pre-tokenizers; added and special tokens).  Equal to the
+// `tokenizers` library.
 //
 // Thread-safe: const after Load.
 
@@ -24,9 +25,9 @@ class Tokenizer {
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& model_dir);
   virtual ~Tokenizer() = default;
 
-  // Special tokens written in the text are recognised.  `add_special_tokens` puts BOS in front where
-  // the checkpoint's configuration says so.
-  // Errors: kInvalidArgument for invalid UTF-8, with the byte offset.
+  // Special tokens written in the text are recognised.  `add_special_tokens` puts BOS in front
+  // where the checkpoint's configuration says so. Errors: kInvalidArgument for invalid UTF-8, with
+  // the byte offset.
   virtual absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text,
                                                       bool add_special_tokens) const = 0;
 

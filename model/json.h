@@ -1,0 +1,30 @@
+// JSON files of a checkpoint directory, read strictly: an object, valid UTF-8, no duplicate keys.
+//
+// Stateless functions.
+
+#ifndef MODEL_JSON_H_
+#define MODEL_JSON_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "nlohmann/json_fwd.hpp"
+
+namespace model {
+
+// `origin` is the file's name in messages.
+// Errors: kInvalidArgument naming the file and what is wrong.
+absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& origin);
+
+// The whole file.  Errors: kNotFound, kInvalidArgument if it is no regular file or above
+// `max_bytes`.
+absl::StatusOr<std::string> ReadTextFile(const std::string& path, int64_t max_bytes);
+
+// A value as messages quote it, shortened.
+std::string Quoted(const nlohmann::json& value);
+
+}  // namespace model
+
+#endif  // MODEL_JSON_H_

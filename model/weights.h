@@ -1,0 +1,73 @@
+// The weights of a V2 or V3 network, packed for a backend from the tensors of a checkpoint
+// (models.md 2.1, 2.2).  Matrices keep their stored format; norms and biases become float32.
+
+#ifndef MODEL_WEIGHTS_H_
+#define MODEL_WEIGHTS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "model/config.h"
+#include "model/safetensors.h"
+
+namespace model {
+
+// A vector in device memory.
+using DeviceVector = std::unique_ptr<kernels::Buffer>;
+
+struct AttentionWeights {
+  DeviceVector input_norm;                        // [hidden]
+  std::unique_ptr<kernels::PackedLinear> q_kv_a;  // q (or q_a) rows, then kv_a rows; [.., hidden]
+  DeviceVector q_a_norm;                          // [q_lora_rank]; null without q LoRA
+  std::unique_ptr<kernels::PackedLinear> q_b;     // [H * qk, q_lora_rank]; null without q LoRA
+  DeviceVector kv_a_norm;                         // [kv_lora_rank]
+  std::unique_ptr<kernels::PackedLinear> kv_b;    // [H * (nope + v), kv_lora_rank]
+  std::unique_ptr<kernels::PackedHeadLinear> w_uk_t;  // per head nope -> kv_lora_rank
+  std::unique_ptr<kernels::PackedHeadLinear> w_uv;    // per head kv_lora_rank -> v
+  std::unique_ptr<kernels::PackedLinear> o;           // [hidden, H * v]
+};
+
+// Of a layer either the dense part or the experts are there.
+struct MlpWeights {
+  DeviceVector norm;                               // [hidden]
+  std::unique_ptr<kernels::PackedLinear> gate_up;  // [2 * intermediate, hidden]
+  std::unique_ptr<kernels::PackedLinear> down;     // [hidden, intermediate]
+  std::unique_ptr<kernels::PackedLinear> gate;     // router, [experts, hidden]
+  DeviceVector gate_bias;                          // [experts]; V3 only
+  std::unique_ptr<kernels::PackedExperts> experts;
+};
+
+struct LayerWeights {
+  AttentionWeights attention;
+  MlpWeights mlp;
+};
+
+struct Weights {
+  std::unique_ptr<Checkpoint> checkpoint;  // packed objects may point into it
+  std::unique_ptr<kernels::Buffer> embedding_memory;
+  kernels::WeightTensor embedding;  // [vocab, hidden], data in embedding_memory
+  std::vector<LayerWeights> layers;
+  DeviceVector final_norm;                      // [hidden]
+  std::unique_ptr<kernels::PackedLinear> head;  // [vocab, hidden]
+  int64_t bytes = 0;                            // of the tensors used, as stored
+  int64_t skipped_tensors = 0;
+};
+
+// Errors: kNotFound, kInvalidArgument: one sentence naming file, tensor, expected and found.
+absl::StatusOr<Weights> LoadWeights(std::unique_ptr<Checkpoint> checkpoint,
+                                    const ModelConfig& config, kernels::Backend& backend);
+
+// Host floats -> device memory.
+absl::StatusOr<DeviceVector> Upload(const std::vector<float>& values, kernels::Backend& backend);
+
+// Hex digest of config.json's text and the list of tensors (name, dtype, shape).
+std::string WeightsDigest(std::string_view config_json, const Checkpoint& checkpoint);
+
+}  // namespace model
+
+#endif  // MODEL_WEIGHTS_H_
