@@ -19,10 +19,10 @@
 namespace kv_transfer {
 
 struct OutgoingResult {
-  absl::Status status;             // OK: every send completed
+  absl::Status status;  // OK: every send completed
   uint64_t bytes = 0;
   int32_t blocks = 0;
-  absl::Time first_sent;           // of this host, for durations only
+  absl::Time first_sent = absl::InfinitePast();  // of this host, for durations only
 };
 
 class OutgoingTransfer {
@@ -33,10 +33,11 @@ class OutgoingTransfer {
   virtual void SendBlock(uint32_t index, absl::Span<const std::byte> block) = 0;
   virtual void SendStateSlot(absl::Span<const std::byte> slot) = 0;
 
-  // No more will be sent: `on_drained` is called once when no send is in flight any more (at once, on
-  // the caller's thread, if none is).
+  // No more will be sent: `on_drained` is called once when no send is in flight any more (at once,
+  // on the caller's thread, if none is).
   virtual void Finish(std::function<void(OutgoingResult)> on_drained) = 0;
-  // As Finish, and sends not yet handed to the transport are dropped; status is `cause`.
+  // As Finish, and sends not yet handed to the transport are dropped; status is `cause`.  May
+  // follow Finish; each call's `on_drained` is called once.
   virtual void Stop(absl::Status cause, std::function<void(OutgoingResult)> on_drained) = 0;
 
   virtual int32_t num_in_flight() const = 0;

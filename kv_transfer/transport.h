@@ -5,7 +5,8 @@
 //
 //   - A send completes with success also for data that the receiver dropped: at the sender it means
 //     only "the source is read no more".  Only the receiver knows that bytes arrived.
-//   - A started receive cannot be cancelled.  Destination memory may be reused only when its receive
+//   - A started receive cannot be cancelled.  Destination memory may be reused only when its
+//   receive
 //     has completed, was never started, or after Fence of its peer.
 //   - A dead, suspended or cut-off peer may go unnoticed: every transfer has a deadline of its own
 //     (kv_transfer/incoming_transfers.h).
@@ -56,9 +57,10 @@ struct MessageHeader {
   TransferId transfer_id{};
   uint32_t attempt = 0;
   MessageKind kind = MessageKind::kBlock;
-  Epoch receiver_epoch;            // whom the sender means; another process drops it as stale
-  uint32_t index = 0;              // position in the reservation; raw block ids never travel
-  uint64_t length = 0;             // bytes that follow
+  Epoch receiver_epoch;  // whom the sender means; another process drops it as stale
+  uint32_t index = 0;    // position in the reservation; raw block ids never travel
+  uint32_t part = 0;     // of a block above kMaxMessageBytes: covers part * kMaxMessageBytes ..
+  uint64_t length = 0;   // bytes that follow
 };
 
 // Where a receiver wants a message, or why not.
@@ -66,32 +68,33 @@ class ReceiveSink {
  public:
   virtual ~ReceiveSink() = default;
   // Called before any byte of `header` lands.  Returns the destination, exactly header.length bytes
-  // that stay valid until OnReceived, or an error to drop the message (it is counted, and never seen
-  // as arrived).
+  // that stay valid until OnReceived, or an error to drop the message (it is counted, and never
+  // seen as arrived).
   virtual absl::StatusOr<absl::Span<std::byte>> OnOffer(const Epoch& sender,
                                                         const MessageHeader& header) = 0;
-  // Once for every accepted offer: OK means the bytes are readable now; otherwise they are undefined
-  // and nothing lands any more.
-  virtual void OnReceived(const Epoch& sender, const MessageHeader& header, absl::Status status) = 0;
+  // Once for every accepted offer: OK means the bytes are readable now; otherwise they are
+  // undefined and nothing lands any more.
+  virtual void OnReceived(const Epoch& sender, const MessageHeader& header,
+                          absl::Status status) = 0;
   // The link to `peer` is gone (death, fence, disconnect).  Receives of it have all completed.
   virtual void OnPeerLost(const Epoch& peer, absl::Status cause) = 0;
 };
 
 // What another process needs to reach this one over one kind of link.
 struct LinkAddress {
-  std::string kind;                // "shm", "tcp", "rc", "loopback"
-  std::string host_id;             // equal = same host (shm is possible)
-  std::string worker_address;      // opaque
-  std::string listener;            // "ip:port" or ""
+  std::string kind;            // "shm", "tcp", "rc", "loopback"
+  std::string host_id;         // equal = same host (shm is possible)
+  std::string worker_address;  // opaque
+  std::string listener;        // "ip:port" or ""
 };
 
-struct TransportStats {            // counters since start
+struct TransportStats {  // counters since start
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
   uint64_t messages_sent = 0;
   uint64_t messages_received = 0;
-  uint64_t messages_refused = 0;   // dropped by the sink or as stale
-  uint64_t messages_failed = 0;    // receives or sends that ended in an error
+  uint64_t messages_refused = 0;  // dropped by the sink or as stale
+  uint64_t messages_failed = 0;   // receives or sends that ended in an error
   uint64_t fences = 0;
 };
 
@@ -107,24 +110,28 @@ class Transport {
   // `sink` must outlive the transport.  REQUIRES: called once, before the first Connect.
   virtual void SetSink(ReceiveSink* sink) = 0;
 
-  // Makes a peer reachable, over the best link kind both have.  The other side calls Connect too (both
-  // addresses travel in the Handshake).  Connecting again to a connected epoch is a no-op.
-  // Errors: kUnavailable (cannot be reached within `timeout`), kInvalidArgument (no common link kind).
+  // Makes a peer reachable, over the best link kind both have.  The other side calls Connect too
+  // (both addresses travel in the Handshake).  Connecting again to a connected epoch is a no-op.
+  // Errors: kUnavailable (cannot be reached within `timeout`), kInvalidArgument (no common link
+  // kind).
   virtual absl::Status Connect(const Epoch& peer, absl::Span<const LinkAddress> peer_addresses,
                                absl::Duration timeout) = 0;
   // "shm/sysv", "tcp/lo": the link in use to a connected peer, "" if there is none.
   virtual std::string LinkName(const Epoch& peer) const = 0;
 
-  // Sends `data` (may be empty).  At most kSendWindow messages a peer are on the wire, the rest queue.
-  // `done` is called once: OK means the source is read no more and may be reused -- not that it arrived.
-  // Errors (through `done`): kUnavailable if the peer is lost or fenced.
-  virtual void Send(const Epoch& peer, const MessageHeader& header, absl::Span<const std::byte> data,
-                    std::function<void(absl::Status)> done) = 0;
+  // Sends `data` (may be empty).  At most kSendWindow messages a peer are on the wire, the rest
+  // queue. `done` is called once: OK means the source is read no more and may be reused -- not that
+  // it arrived. Errors (through `done`): kUnavailable if the peer is lost or fenced, kAborted if
+  // its sink refused the message, kInvalidArgument if header.length is not data.size() or above
+  // kMaxMessageBytes.
+  virtual void Send(const Epoch& peer, const MessageHeader& header,
+                    absl::Span<const std::byte> data, std::function<void(absl::Status)> done) = 0;
 
-  // Cuts the link to `peer`: no receive from it is started any more, and when Fence returns OK every
-  // receive that had started has completed (OnReceived was called): nothing of the peer lands from then
-  // on.  Its queued sends end kUnavailable.  Ends every transfer of that pair.  An unknown peer: OK.
-  // Errors: kDeadlineExceeded if `timeout` passed first; memory must then stay untouched, call again.
+  // Cuts the link to `peer`: no receive from it is started any more, and when Fence returns OK
+  // every receive that had started has completed (OnReceived was called): nothing of the peer lands
+  // from then on.  Its queued sends end kUnavailable.  Ends every transfer of that pair.  An
+  // unknown peer: OK. Errors: kDeadlineExceeded if `timeout` passed first; memory must then stay
+  // untouched, call again.
   virtual absl::Status Fence(const Epoch& peer, absl::Duration timeout) = 0;
 
   virtual TransportStats stats() const = 0;
@@ -133,8 +140,9 @@ class Transport {
   virtual void Close() = 0;
 };
 
-inline constexpr int32_t kSendWindow = 16;              // outstanding messages a peer
-inline constexpr int64_t kMaxMessageBytes = 8 << 20;    // larger blocks are cut by the caller's layout
+inline constexpr int32_t kSendWindow = 16;  // outstanding messages a peer
+inline constexpr int64_t kMaxMessageBytes =
+    8 << 20;  // OutgoingTransfer cuts larger blocks into parts
 
 }  // namespace kv_transfer
 

@@ -1,7 +1,8 @@
 // UcxTransport: Transport over UCX active messages with rendezvous (DESIGN.md section 5).
 //
-// One UCX context per link kind ("shm,self" and "tcp"; "rc" where devices exist), one worker each, one
-// progress thread for all: it spins for at most 50 us and then sleeps on UCX's event descriptors.
+// One UCX context per link kind ("shm,self" and "tcp"; "rc" where devices exist), one worker each,
+// one progress thread for all: it spins for at most 50 us and then sleeps on UCX's event
+// descriptors.
 
 #ifndef KV_TRANSFER_UCX_TRANSPORT_H_
 #define KV_TRANSFER_UCX_TRANSPORT_H_
@@ -16,11 +17,12 @@
 namespace kv_transfer {
 
 struct UcxOptions {
-  Epoch epoch;                              // ours
-  std::vector<std::string> link_kinds = {"shm", "tcp"};  // best first; "rc" where RDMA devices exist
-  std::string listen_ip = "0.0.0.0";        // of the TCP listener
-  int32_t listen_port = 0;                  // 0: any
-  std::string net_devices = "all";          // UCX_NET_DEVICES
+  Epoch epoch;  // ours
+  std::vector<std::string> link_kinds = {"shm",
+                                         "tcp"};  // best first; "rc" where RDMA devices exist
+  std::string listen_ip = "0.0.0.0";              // of the TCP listener
+  int32_t listen_port = 0;                        // 0: any
+  std::string net_devices = "all";                // UCX_NET_DEVICES
 };
 
 // Errors: kUnavailable naming the link kind and what UCX said.

@@ -19,6 +19,8 @@ class Registry;
 
 namespace service {
 
+inline constexpr char kVersion[] = "0.1.0";  // of every Ferry program
+
 struct LogOptions {
   std::string level = "info";  // trace, debug, info, warn, error
   bool json = false;           // one JSON object a line instead of key=value

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -15,13 +17,13 @@
 namespace worker {
 
 struct WorkerOptions {
-  std::string listen = "0.0.0.0:0";        // --listen host:port
-  std::string advertise;                   // --advertise host:port peers use; empty: listen with the real port
+  std::string listen = "0.0.0.0:0";  // --listen host:port
+  std::string advertise;  // --advertise host:port peers use; empty: listen with the real port
   std::string metrics_listen = "0.0.0.0:0";  // --metrics_listen
-  std::string port_file;                   // --port_file
-  std::string model_name;                  // --model_name; empty: the checkpoint directory's name
-  engine::EngineOptions engine;            // --model, --device, --dtype, --kv_cache_dtype, --num_threads,
-                                           // --block_size, --max_model_len, --max_batch_tokens, --max_seqs
+  std::string port_file;                     // --port_file
+  std::string model_name;                    // --model_name; empty: the checkpoint directory's name
+  engine::EngineOptions engine;  // --model, --device, --dtype, --kv_cache_dtype, --num_threads,
+                                 // --block_size, --max_model_len, --max_batch_tokens, --max_seqs
   int64_t cache_bytes = int64_t{1} << 30;  // --cache_bytes, or
   int32_t num_blocks = 0;                  // --num_blocks; > 0 wins
   uint64_t hash_seed = 0;                  // --hash_seed
@@ -40,6 +42,10 @@ struct WorkerOptions {
   absl::Duration kv_lease = absl::Seconds(30);
   absl::Duration quarantine_max = absl::Seconds(60);
   absl::Duration drain_limit = absl::Seconds(120);
+
+  std::vector<std::string> link_kinds() const;  // of `links`
+  // The timeouts above by name.
+  std::vector<std::pair<const char*, absl::Duration>> timeouts() const;
 
   // Every problem at once, in one status.
   absl::Status Validate() const;

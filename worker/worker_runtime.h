@@ -27,9 +27,9 @@ namespace worker {
 
 // Start-up self-benchmark (serving.md 7.2).
 struct SpeedEstimate {
-  double prefill_tokens_per_s = 0;   // R: linear part
-  double prefill_s_per_token2 = 0;   // A: attention part
-  double decode_step_ms = 0;         // batch 1
+  double prefill_tokens_per_s = 0;  // R: linear part
+  double prefill_s_per_token2 = 0;  // A: attention part
+  double decode_step_ms = 0;        // batch 1
   double decode_step_ms_per_seq = 0;
 };
 
@@ -37,7 +37,7 @@ struct WorkerRuntime {
   WorkerOptions options;
   std::string model_name;
   std::string tokenizer_hash;
-  std::string layout_fingerprint;    // 16 bytes
+  std::string layout_fingerprint;  // 16 bytes
   kv_transfer::Epoch epoch;
   // Destroyed in reverse order: transport before the memory it has registered.
   std::unique_ptr<engine::CacheMemory> token_blocks;
@@ -63,7 +63,8 @@ void FillRuntimeInfo(const WorkerRuntime& runtime, ferry::v1::WorkerInfo* info);
 // The layout as it is compared in a Handshake.
 void FillLayoutRecord(const WorkerRuntime& runtime, ferry::v1::LayoutRecord* record);
 // Errors: kFailedPrecondition / INCOMPATIBLE naming the first field that differs and both values.
-absl::Status CheckLayout(const ferry::v1::LayoutRecord& ours, const ferry::v1::LayoutRecord& theirs);
+absl::Status CheckLayout(const ferry::v1::LayoutRecord& ours,
+                         const ferry::v1::LayoutRecord& theirs);
 
 }  // namespace worker
 

@@ -1,5 +1,5 @@
-// WorkerService: the gRPC service ferry.v1.Worker, which both workers answer alike.  What differs is
-// behind WorkerControl.
+// WorkerService: the gRPC service ferry.v1.Worker, which both workers answer alike.  What differs
+// is behind WorkerControl.
 
 #ifndef WORKER_WORKER_SERVICE_H_
 #define WORKER_WORKER_SERVICE_H_
@@ -49,12 +49,13 @@ class WorkerControl {
   virtual Remaining remaining() const = 0;
 };
 
-// `control` and `events` must outlive the service.
+// `control` and `events` must outlive the service; the service must outlive its server.
 class WorkerService {
  public:
   virtual ~WorkerService() = default;
   virtual grpc::Service* grpc_service() = 0;
-  // Tells WatchLoad streams at once (state changed).
+  // Tells WatchLoad streams at once (state changed).  Call it without any lock that FillLoad or
+  // remaining() take.
   virtual void NotifyLoadChanged() = 0;
   // Ends every open stream, so that the server can shut down.
   virtual void Stop() = 0;

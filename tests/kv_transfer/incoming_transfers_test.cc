@@ -1,0 +1,195 @@
+// Random histories: whatever the network does, every transfer ends exactly once, an OK transfer has
+// every byte, memory is never written after on_end, and nothing is left over.
+
+#include "kv_transfer/incoming_transfers.h"
+
+#include <atomic>
+#include <random>
+
+#include "gtest/gtest.h"
+#include "kv_transfer/loopback_transport.h"
+#include "tests/kv_transfer/side.h"
+
+namespace kv_transfer {
+namespace {
+
+constexpr int kNumSenders = 3;
+constexpr int kTransfersPerSender = 8;
+
+struct OneTransfer {
+  TransferId id = RandomId();
+  int sender = 0;
+  uint64_t seed = 0;
+  std::unique_ptr<Blocks> source, destination;
+  std::shared_ptr<OutgoingTransfer> outgoing;
+  Promised<IncomingResult> ended;
+  Promised<OutgoingResult> drained;
+  std::atomic<bool> pattern_was_right{true};
+};
+
+class RandomHistory {
+ public:
+  explicit RandomHistory(uint64_t seed) : random_(seed), fault_random_(seed ^ 0x5a5a) {
+    network_ = CreateLoopbackNetwork();
+    receiver_ = MakeSide();
+    for (int i = 0; i < kNumSenders; ++i) senders_.push_back(MakeSide());
+    network_->SetFaults([this](const MessageHeader&) {
+      std::lock_guard lock(mutex_);
+      switch (fault_random_() % 24) {
+        case 0:
+          return LoopbackFault::kDrop;
+        case 1:
+          return LoopbackFault::kDelay;
+        case 2:
+        case 3:
+          return LoopbackFault::kReorder;
+        case 4:
+        case 5:
+          return LoopbackFault::kDuplicate;
+        default:
+          return LoopbackFault::kNone;
+      }
+    });
+  }
+
+  void Run() {
+    std::vector<std::unique_ptr<OneTransfer>> transfers;
+    for (int i = 0; i < kNumSenders * kTransfersPerSender; ++i) {
+      transfers.push_back(Start(i % kNumSenders));
+      if (random_() % 4 == 0) Disturb(*transfers[random_() % transfers.size()]);
+    }
+    int num_ok = 0;
+    for (const auto& transfer : transfers) {
+      const auto drained = transfer->drained.Wait();
+      network_->ReleaseDelayed();
+      const auto result = transfer->ended.Wait();
+      ASSERT_TRUE(result.has_value()) << "a transfer did not end";
+      ASSERT_TRUE(drained.has_value()) << "sends did not drain";
+      num_ok += result->status.ok();
+      if (result->status.ok()) {
+        EXPECT_TRUE(transfer->pattern_was_right) << "an OK transfer lacked bytes";
+        EXPECT_EQ(result->bytes, transfer->source->bytes());
+        EXPECT_EQ(result->blocks, transfer->source->size());
+      }
+      EXPECT_EQ(transfer->outgoing->num_in_flight(), 0);
+    }
+    network_->ReleaseDelayed();
+    for (const auto& sender : senders_) sender->transport->Close();
+    receiver_->transport->Close();
+    for (const auto& transfer : transfers) {
+      EXPECT_EQ(transfer->ended.times(), 1);
+      EXPECT_EQ(transfer->drained.times(), 1);
+      EXPECT_EQ(transfer->destination->Foreign(), 0) << "written after on_end";
+    }
+    EXPECT_EQ(receiver_->incoming->counts().receiving, 0);
+    EXPECT_EQ(receiver_->incoming->counts().quarantined, 0);
+    num_ok_ = num_ok;
+  }
+  int num_ok() const { return num_ok_; }
+
+ private:
+  std::unique_ptr<Side> MakeSide() {
+    const Epoch epoch = Epoch::Random();
+    return std::make_unique<Side>(epoch, CreateLoopbackTransport(network_, epoch));
+  }
+
+  std::unique_ptr<OneTransfer> Start(int sender) {
+    auto one = std::make_unique<OneTransfer>();
+    one->sender = sender;
+    one->seed = random_();
+    std::vector<size_t> lengths(1 + random_() % 20);
+    for (size_t& length : lengths) length = random_() % 8 == 0 ? 0 : random_() % 5000;
+    one->source = std::make_unique<Blocks>(lengths);
+    one->source->Fill(one->seed);
+    one->destination = std::make_unique<Blocks>(lengths);
+    Side& from = *senders_[sender];
+    EXPECT_TRUE(from.transport
+                    ->Connect(receiver_->epoch, receiver_->transport->addresses(), absl::Seconds(5))
+                    .ok());
+    IncomingSpec spec = SpecFor(one->id, from.epoch, *one->destination);
+    spec.stall_timeout = absl::Milliseconds(40);
+    spec.total_timeout = absl::Seconds(2);
+    OneTransfer* const raw = one.get();
+    EXPECT_TRUE(receiver_->incoming
+                    ->Expect(std::move(spec),
+                             [raw](IncomingResult result) {
+                               if (result.status.ok()) {
+                                 raw->pattern_was_right = raw->destination->HavePattern(raw->seed);
+                               }
+                               raw->destination->Poison();  // the memory is someone else's now
+                               raw->ended.Set(std::move(result));
+                             })
+                    .ok());
+    one->outgoing = StartOutgoingTransfer(from.transport.get(), receiver_->epoch, one->id, 1);
+    for (int32_t i = 0; i < one->source->size(); ++i)
+      one->outgoing->SendBlock(i, (*one->source)[i]);
+    const auto drained = [this, raw](OutgoingResult result) {
+      if (result.status.ok()) {
+        // NotFound: it has ended by then.
+        (void)receiver_->incoming->Announce(raw->id, result.blocks, result.bytes);
+      }
+      raw->drained.Set(std::move(result));
+    };
+    if (random_() % 10 == 0) {
+      one->outgoing->Stop(absl::CancelledError("the client left"), drained);
+    } else {
+      one->outgoing->Finish(drained);
+    }
+    return one;
+  }
+
+  void Disturb(OneTransfer& transfer) {
+    const Epoch& sender = senders_[transfer.sender]->epoch;
+    switch (random_() % 6) {
+      case 0:
+        receiver_->incoming->Abort(transfer.id, absl::CancelledError("cancelled"),
+                                   absl::Milliseconds(random_() % 10));
+        break;
+      case 1:
+        receiver_->incoming->AbortPeer(sender, absl::UnavailableError("its stream broke"));
+        break;
+      case 2:
+        EXPECT_TRUE(receiver_->transport->Fence(sender, absl::Seconds(5)).ok());
+        break;
+      case 3:
+        EXPECT_TRUE(
+            senders_[transfer.sender]->transport->Fence(receiver_->epoch, absl::Seconds(5)).ok());
+        break;
+      case 4:
+        network_->ReleaseDelayed();
+        break;
+      case 5:
+        // Suspended while its receives may be in progress, then fenced: they end all the same.
+        network_->Suspend(sender);
+        EXPECT_TRUE(receiver_->transport->Fence(sender, absl::Seconds(5)).ok());
+        network_->Resume(sender);
+        break;
+    }
+  }
+
+  std::mt19937_64 random_;
+  std::mutex mutex_;  // guards fault_random_
+  std::mt19937_64 fault_random_;
+  std::shared_ptr<LoopbackNetwork> network_;
+  std::unique_ptr<Side> receiver_;
+  std::vector<std::unique_ptr<Side>> senders_;
+  int num_ok_ = 0;
+};
+
+TEST(IncomingTransfersTest, RandomHistoriesEndEveryTransferOnceAndLeaveNothing) {
+  int num_ok = 0;
+  constexpr int kSeeds = 20;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    RandomHistory history(seed);
+    history.Run();
+    if (HasFatalFailure()) return;
+    num_ok += history.num_ok();
+  }
+  // Otherwise the histories would only show failures.
+  EXPECT_GT(num_ok, kSeeds);
+  EXPECT_LT(num_ok, kSeeds * kNumSenders * kTransfersPerSender);
+}
+
+}  // namespace
+}  // namespace kv_transfer

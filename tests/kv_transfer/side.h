@@ -1,0 +1,168 @@
+// Side: one worker's end of a transfer in tests: a transport, its incoming transfers, and waiting
+// for what they report.
+
+#ifndef TESTS_KV_TRANSFER_SIDE_H_
+#define TESTS_KV_TRANSFER_SIDE_H_
+
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "kv_transfer/incoming_transfers.h"
+#include "kv_transfer/outgoing_transfer.h"
+#include "kv_transfer/transport.h"
+
+namespace kv_transfer {
+
+// A value that another thread sets once; waiting for it is bounded.
+template <typename T>
+class Promised {
+ public:
+  void Set(T value) {
+    std::lock_guard lock(mutex_);
+    ++times_;
+    value_ = std::move(value);
+    changed_.notify_all();
+  }
+  // Nothing if it was not set in time.
+  std::optional<T> Wait(absl::Duration timeout = absl::Seconds(20)) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [&] { return value_.has_value(); });
+    return value_;
+  }
+  int times() const {
+    std::lock_guard lock(mutex_);
+    return times_;
+  }
+
+ private:
+  mutable std::mutex mutex_;  // guards everything below
+  std::condition_variable changed_;
+  std::optional<T> value_;
+  int times_ = 0;
+};
+
+inline TransferId RandomId() { return Epoch::Random().bytes; }
+
+// The byte at `offset` of block `block` in a transfer with `seed`; never 0xDD, the poison.
+inline void FillPattern(absl::Span<std::byte> block, uint64_t seed) {
+  uint64_t x = seed * 0x9e3779b97f4a7c15ull + 1;
+  for (size_t i = 0; i < block.size(); ++i) {
+    x = x * 6364136223846793005ull + 1442695040888963407ull;
+    const auto value = static_cast<uint8_t>(x >> 56);
+    block[i] = static_cast<std::byte>(value == 0xdd ? 0xdc : value);
+  }
+}
+inline constexpr std::byte kPoison{0xdd};
+
+inline bool HasPattern(absl::Span<const std::byte> block, uint64_t seed) {
+  std::vector<std::byte> expected(block.size());
+  FillPattern(absl::MakeSpan(expected), seed);
+  return block.empty() || std::memcmp(expected.data(), block.data(), block.size()) == 0;
+}
+inline int64_t CountForeign(absl::Span<const std::byte> block) {
+  int64_t foreign = 0;
+  for (const std::byte b : block) foreign += b != kPoison;
+  return foreign;
+}
+
+// Blocks of memory, each of its own length.
+class Blocks {
+ public:
+  Blocks(int32_t count, size_t bytes) : Blocks(std::vector<size_t>(count, bytes)) {}
+  explicit Blocks(const std::vector<size_t>& lengths) {
+    for (const size_t length : lengths) memory_.emplace_back(length, kPoison);
+  }
+  void Fill(uint64_t seed) {
+    for (size_t i = 0; i < memory_.size(); ++i) FillPattern(absl::MakeSpan(memory_[i]), seed + i);
+  }
+  void Poison() {
+    for (auto& block : memory_) std::fill(block.begin(), block.end(), kPoison);
+  }
+  bool HavePattern(uint64_t seed) const {
+    for (size_t i = 0; i < memory_.size(); ++i) {
+      if (!HasPattern(memory_[i], seed + i)) return false;
+    }
+    return true;
+  }
+  int64_t Foreign() const {
+    int64_t foreign = 0;
+    for (const auto& block : memory_) foreign += CountForeign(block);
+    return foreign;
+  }
+  std::vector<absl::Span<std::byte>> spans() {
+    std::vector<absl::Span<std::byte>> spans;
+    for (auto& block : memory_) spans.push_back(absl::MakeSpan(block));
+    return spans;
+  }
+  absl::Span<std::byte> operator[](size_t i) { return absl::MakeSpan(memory_[i]); }
+  int32_t size() const { return static_cast<int32_t>(memory_.size()); }
+  uint64_t bytes() const {
+    uint64_t bytes = 0;
+    for (const auto& block : memory_) bytes += block.size();
+    return bytes;
+  }
+
+ private:
+  std::vector<std::vector<std::byte>> memory_;
+};
+
+// Closed in the right order by its destructor.
+struct Side {
+  Epoch epoch;
+  std::unique_ptr<Transport> transport;
+  std::unique_ptr<IncomingTransfers> incoming;
+
+  Side(const Epoch& own, std::unique_ptr<Transport> t)
+      : epoch(own),
+        transport(std::move(t)),
+        incoming(CreateIncomingTransfers(own, transport.get())) {}
+  ~Side() { transport->Close(); }
+
+  MessageHeader HeaderTo(const Side& receiver, const TransferId& id, uint32_t index,
+                         uint64_t length) const {
+    MessageHeader header;
+    header.transfer_id = id;
+    header.attempt = 1;
+    header.receiver_epoch = receiver.epoch;
+    header.index = index;
+    header.length = length;
+    return header;
+  }
+  // Sends one message and waits for its end.
+  absl::Status SendAndWait(const Epoch& peer, const MessageHeader& header,
+                           absl::Span<const std::byte> data) {
+    Promised<absl::Status> done;
+    transport->Send(peer, header, data, [&](absl::Status status) { done.Set(std::move(status)); });
+    return done.Wait().value_or(absl::DeadlineExceededError("the send did not end"));
+  }
+  // Sends all blocks as one transfer and waits until no send is in flight.
+  OutgoingResult SendAll(const Epoch& peer, const TransferId& id, Blocks& source) {
+    const auto outgoing = StartOutgoingTransfer(transport.get(), peer, id, /*attempt=*/1);
+    for (int32_t i = 0; i < source.size(); ++i) outgoing->SendBlock(i, source[i]);
+    Promised<OutgoingResult> drained;
+    outgoing->Finish([&](OutgoingResult result) { drained.Set(std::move(result)); });
+    return drained.Wait().value_or(
+        OutgoingResult{.status = absl::DeadlineExceededError("sends did not drain"),
+                       .first_sent = absl::InfinitePast()});
+  }
+};
+
+inline IncomingSpec SpecFor(const TransferId& id, const Epoch& sender, Blocks& destination) {
+  IncomingSpec spec;
+  spec.transfer_id = id;
+  spec.attempt = 1;
+  spec.sender = sender;
+  spec.blocks = destination.spans();
+  return spec;
+}
+
+}  // namespace kv_transfer
+
+#endif  // TESTS_KV_TRANSFER_SIDE_H_

@@ -1,0 +1,135 @@
+#include "worker/worker_options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "CLI/CLI.hpp"
+#include "ferry/v1/kv_transfer.pb.h"
+#include "prometheus/registry.h"
+#include "prometheus/text_serializer.h"
+#include "status/grpc_status.h"
+#include "worker/worker_flags.h"
+#include "worker/worker_metrics.h"
+#include "worker/worker_runtime.h"
+
+namespace worker {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(WorkerOptionsTest, DefaultsNeedOnlyAModel) {
+  WorkerOptions options;
+  EXPECT_THAT(std::string(options.Validate().message()), HasSubstr("--model is missing"));
+  options.engine.model_dir = "somewhere";
+  EXPECT_TRUE(options.Validate().ok()) << options.Validate();
+}
+
+TEST(WorkerOptionsTest, EveryProblemIsNamedAtOnce) {
+  WorkerOptions options;
+  options.listen = "nowhere";
+  options.advertise = "host:0";
+  options.engine.device = "abacus";
+  options.engine.block_size = 63;
+  options.links = "shm,pigeon";
+  options.kv_lease = absl::ZeroDuration();
+  options.tls.cert_file = "cert.pem";
+  const absl::Status status = options.Validate();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  for (const char* part : {"--listen: address \"nowhere\"", "--advertise: \"host:0\"",
+                           "--model is missing", "--device: \"abacus\"", "--block_size: 63",
+                           "--links: \"pigeon\"", "--kv_lease_s: 0 is not positive", "--tls_key"}) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+  }
+}
+
+TEST(WorkerFlagsTest, FlagsFillTheOptions) {
+  WorkerOptions options;
+  CLI::App app;
+  AddWorkerFlags(app, &options);
+  app.parse(
+      "--model dir --num_blocks 12 --links tcp --kv_lease_s 0.25 --max_batch_tokens 128 "
+      "--log_json");
+  EXPECT_EQ(options.engine.model_dir, "dir");
+  EXPECT_EQ(options.num_blocks, 12);
+  EXPECT_THAT(options.link_kinds(), testing::ElementsAre("tcp"));
+  EXPECT_EQ(options.kv_lease, absl::Milliseconds(250));
+  EXPECT_EQ(options.engine.limits.max_tokens, 128);
+  EXPECT_TRUE(options.log.json);
+  EXPECT_EQ(options.chunk_stall, absl::Seconds(5));
+}
+
+ferry::v1::LayoutRecord Record() {
+  ferry::v1::LayoutRecord record;
+  record.set_schema(1);
+  record.set_model("m");
+  record.set_weights("abc");
+  record.set_block_size(64);
+  record.set_block_bytes(4096);
+  record.set_byte_order("little");
+  auto* group = record.add_groups();
+  group->set_name("latent");
+  group->set_layers(2);
+  group->set_format("float32");
+  return record;
+}
+
+TEST(LayoutRecordTest, EqualRecordsPass) { EXPECT_TRUE(CheckLayout(Record(), Record()).ok()); }
+
+TEST(LayoutRecordTest, TheFirstDifferenceIsNamedWithBothValues) {
+  struct Case {
+    void (*change)(ferry::v1::LayoutRecord&);
+    const char* message;
+  };
+  const Case cases[] = {
+      {[](auto& r) { r.set_schema(2); }, "schema is 1 here and 2 at the peer"},
+      {[](auto& r) { r.set_model("n"); }, "model is m here and n at the peer"},
+      {[](auto& r) { r.set_weights("x"); }, "weights is abc here and x at the peer"},
+      {[](auto& r) { r.set_block_size(128); }, "block_size is 64 here and 128 at the peer"},
+      {[](auto& r) { r.add_groups(); }, "number of groups is 1 here and 2 at the peer"},
+      {[](auto& r) { r.mutable_groups(0)->set_name("csa"); },
+       "group 0 name is latent here and csa"},
+      {[](auto& r) { r.mutable_groups(0)->set_layers(3); }, "group 0 layers is 2 here and 3"},
+      {[](auto& r) { r.mutable_groups(0)->set_format("fp8"); }, "format is float32 here and fp8"},
+      {[](auto& r) { r.mutable_groups(0)->set_entry_bytes(1); }, "entry_bytes is 0 here and 1"},
+      {[](auto& r) { r.mutable_groups(0)->set_tokens_per_entry(4); }, "tokens_per_entry is 0"},
+      {[](auto& r) { r.mutable_groups(0)->set_layer_stride_bytes(8); }, "layer_stride_bytes is 0"},
+      {[](auto& r) { r.set_block_bytes(1); }, "block_bytes is 4096 here and 1 at the peer"},
+      {[](auto& r) { r.set_state_slot_bytes(9); }, "state_slot_bytes is 0 here and 9"},
+      {[](auto& r) { r.set_byte_order("big"); }, "byte_order is little here and big"},
+  };
+  for (const Case& c : cases) {
+    ferry::v1::LayoutRecord theirs = Record();
+    c.change(theirs);
+    const absl::Status status = CheckLayout(Record(), theirs);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << c.message;
+    EXPECT_EQ(status::Reason(status), status::kIncompatible);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.message));
+  }
+}
+
+TEST(WorkerMetricsTest, NamesAndLabelsAreThoseOfTheReference) {
+  auto registry = std::make_shared<prometheus::Registry>();
+  WorkerRuntime runtime;
+  runtime.model_name = "m";
+  runtime.layout_fingerprint = std::string(16, '\x1f');
+  WorkerMetrics metrics(registry, runtime);
+  metrics.SetBlocks({.free = 1, .cached = 2, .active = 3, .reserved = 4, .held = 5});
+  metrics.ObserveStep(StepPhase::kPrefill, 0.003, 17);
+  metrics.ObserveTransfer(absl::Milliseconds(4), 1 << 20);
+  metrics.CountTransferFailure(absl::AbortedError("x"));
+  metrics.CountHandshake(absl::OkStatus());
+  metrics.CountLateEvent("reserve");
+  const std::string text = prometheus::TextSerializer().Serialize(registry->Collect());
+  for (const char* line :
+       {"ferry_kv_blocks{state=\"held\"} 5\n", "ferry_step_seconds_count{phase=\"prefill\"} 1\n",
+        "ferry_batch_tokens_sum{phase=\"prefill\"} 17\n", "ferry_transfer_bytes_sum 1048576\n",
+        "ferry_transfer_failures_total{reason=\"aborted\"} 1\n",
+        "ferry_handshake_total{result=\"ok\"} 1\n", "ferry_late_events_total{kind=\"reserve\"} 1\n",
+        "ferry_config_seconds{name=\"kv_lease\"} 30\n",
+        "fingerprint=\"1f1f1f1f1f1f1f1f1f1f1f1f1f1f1f1f\""}) {
+    EXPECT_THAT(text, HasSubstr(line));
+  }
+}
+
+}  // namespace
+}  // namespace worker

@@ -1,0 +1,64 @@
+#include "worker/worker_flags.h"
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+
+namespace worker {
+
+void AddSecondsFlag(CLI::App& app, const std::string& flag, absl::Duration* duration,
+                    const std::string& help) {
+  app.add_option_function<double>(
+         flag, [duration](const double& seconds) { *duration = absl::Seconds(seconds); }, help)
+      ->default_str(absl::StrCat(absl::ToDoubleSeconds(*duration)));
+}
+
+void AddWorkerFlags(CLI::App& app, WorkerOptions* options) {
+  const auto add = [&app](const char* flag, auto& field, const char* help) {
+    app.add_option(flag, field, help)->capture_default_str();
+  };
+  add("--listen", options->listen, "host:port of the gRPC server; port 0: any");
+  add("--advertise", options->advertise,
+      "host:port by which other workers reach the gRPC server; empty: --listen, real port");
+  add("--metrics_listen", options->metrics_listen, "host:port of http://.../metrics; port 0: any");
+  add("--port_file", options->port_file, "file that receives grpc_port=N and metrics_port=N");
+
+  add("--model", options->engine.model_dir, "checkpoint directory");
+  add("--model_name", options->model_name, "name to serve it under; empty: the directory's name");
+  add("--device", options->engine.device, "cpu or cuda");
+  add("--dtype", options->engine.dtype, "activations: auto, float32 or bfloat16");
+  add("--kv_cache_dtype", options->engine.kv_cache_dtype,
+      "cache: auto, float32, bfloat16 or fp8; auto: as --dtype");
+  add("--num_threads", options->engine.num_threads, "CPU threads; 0: all cores of this process");
+  add("--block_size", options->engine.block_size, "tokens a cache block, a multiple of 64");
+  add("--max_model_len", options->engine.max_model_len, "tokens; 0: the checkpoint's");
+  add("--max_batch_tokens", options->engine.limits.max_tokens, "new tokens a step, at most");
+  add("--max_seqs", options->engine.limits.max_seqs, "sequences a step, at most");
+  add("--cache_bytes", options->cache_bytes, "memory for cache blocks");
+  add("--num_blocks", options->num_blocks, "cache blocks instead of --cache_bytes; 0: unset");
+  add("--hash_seed", options->hash_seed, "seed of block hashes; the same in the whole system");
+  add("--max_waiting", options->max_waiting, "requests that may wait in the queue");
+
+  add("--links", options->links, "data links, best first: shm, tcp, rc");
+  add("--data_ip", options->data_ip, "address of the data link's listener");
+  add("--data_port", options->data_port, "port of the data link's listener; 0: any");
+
+  add("--tls_cert", options->tls.cert_file, "PEM certificate");
+  add("--tls_key", options->tls.key_file, "PEM key");
+  add("--tls_ca", options->tls.ca_file, "PEM authority; a server then demands client certificates");
+  add("--log_level", options->log.level, "trace, debug, info, warn or error");
+  app.add_flag("--log_json", options->log.json, "one JSON object a log line");
+
+  AddSecondsFlag(app, "--handshake_timeout_s", &options->handshake_timeout,
+                 "first contact of two workers");
+  AddSecondsFlag(app, "--reserve_wait_s", &options->reserve_wait,
+                 "how long a prefill worker waits for room at the decode worker");
+  AddSecondsFlag(app, "--chunk_stall_s", &options->chunk_stall,
+                 "a transfer without progress for so long has failed");
+  AddSecondsFlag(app, "--transfer_total_s", &options->transfer_total, "a whole transfer, at most");
+  AddSecondsFlag(app, "--kv_lease_s", &options->kv_lease, "held blocks live for so long unrenewed");
+  AddSecondsFlag(app, "--quarantine_max_s", &options->quarantine_max,
+                 "wait for a writer to stop before its link is destroyed");
+  AddSecondsFlag(app, "--drain_limit_s", &options->drain_limit, "wait for running work at the end");
+}
+
+}  // namespace worker

@@ -1,0 +1,75 @@
+// The Prometheus metrics that both workers have, names ferry_... (serving.md 10.3).
+//
+// A gauge shows what it was last set to; the schedulers set theirs every turn.  Thread-safe.
+
+#ifndef WORKER_WORKER_METRICS_H_
+#define WORKER_WORKER_METRICS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace prometheus {
+class Registry;
+}
+namespace ferry::v1 {
+class KvBlockCounts;
+}
+
+namespace worker {
+
+struct WorkerRuntime;
+
+// Blocks by what they are used for; the sum is constant (block 0 is not counted).
+struct BlockCounts {
+  int32_t free = 0;
+  int32_t cached = 0;
+  int32_t active = 0;
+  int32_t reserved = 0;
+  int32_t held = 0;
+  int32_t quarantined = 0;
+};
+void FillBlockCounts(const BlockCounts& counts, ferry::v1::KvBlockCounts* out);
+
+enum class StepPhase : uint8_t { kPrefill, kDecode, kMixed };
+
+class WorkerMetrics final {
+ public:
+  // Sets ferry_build_info and ferry_config_seconds at once.
+  WorkerMetrics(std::shared_ptr<prometheus::Registry> registry, const WorkerRuntime& runtime);
+  ~WorkerMetrics();
+
+  void SetBlocks(const BlockCounts& counts);           // ferry_kv_blocks{state}
+  void SetRequests(int32_t running, int32_t waiting);  // ferry_requests_running, _waiting
+  void SetLeases(int32_t held);                        // ferry_leases
+  void CountLeaseExpired();                            // ferry_lease_expired_total
+  // ferry_step_seconds{phase}, ferry_batch_tokens{phase}
+  void ObserveStep(StepPhase phase, double seconds, int32_t tokens);
+  // ferry_transfer_seconds, ferry_transfer_bytes
+  void ObserveTransfer(absl::Duration duration, uint64_t bytes);
+  // ferry_transfer_failures_total{reason}: the status code's name in lower case.
+  void CountTransferFailure(const absl::Status& why);
+  void SetTransfersInFlight(int32_t count);         // ferry_transfer_inflight
+  void CountHandshake(const absl::Status& result);  // ferry_handshake_total{result}
+  // A message for a request, attempt or epoch that is not on record; `kind` is a fixed word.
+  void CountLateEvent(const std::string& kind);   // ferry_late_events_total{kind}
+  void CountRequest(const absl::Status& result);  // ferry_requests_total{status}
+  // ferry_prompt_tokens_total{source=computed|cached|transferred}
+  void CountPromptTokens(int32_t computed, int32_t cached, int32_t transferred);
+  void CountGeneratedTokens(int32_t count);  // ferry_generated_tokens_total
+  void CountPreemption();                    // ferry_preemptions_total
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// "ok", "invalid_argument", ...: what labels of status codes look like.
+std::string StatusLabel(const absl::Status& status);
+
+}  // namespace worker
+
+#endif  // WORKER_WORKER_METRICS_H_
