@@ -7,23 +7,19 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cpu/absorbed_decode.h"
 #include "kernels/cpu/embed.h"
+#include "kernels/cpu/gather_kv.h"
+#include "kernels/cpu/head_and_sample.h"
 #include "kernels/cpu/head_linear.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/moe.h"
+#include "kernels/cpu/ragged_mha.h"
+#include "kernels/cpu/rope.h"
+#include "kernels/cpu/store_kv.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace kernels::cpu {
-
-absl::Status RaggedMha(ThreadPool& pool, const RaggedMhaParams& params);
-absl::Status AbsorbedDecode(ThreadPool& pool, const AbsorbedDecodeParams& params);
-int64_t AbsorbedDecodeWorkspaceBytes(int32_t max_rows, int32_t max_splits_per_seq,
-                                     int32_t num_heads, int32_t kv_lora_rank);
-absl::Status Rope(ThreadPool& pool, const RopeParams& params);
-absl::Status StoreKv(ThreadPool& pool, const StoreKvParams& params);
-absl::Status GatherKv(ThreadPool& pool, const GatherKvParams& params);
-absl::Status HeadAndSample(ThreadPool& pool, const HeadAndSampleParams& params);
-int64_t HeadAndSampleWorkspaceBytes(int32_t max_samples, int64_t hidden_size, int32_t vocab_size);
 
 namespace {
 

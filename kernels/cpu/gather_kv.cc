@@ -1,0 +1,45 @@
+#include "kernels/cpu/gather_kv.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cpu/latent_entry.h"
+
+namespace kernels::cpu {
+namespace {
+
+constexpr int32_t kRowsPerTask = 32;
+
+}  // namespace
+
+absl::Status GatherKv(ThreadPool& pool, const GatherKvParams& params) {
+  if (params.num_rows < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("gather_kv: ", params.num_rows, " rows"));
+  }
+  if (params.num_rows == 0) return absl::OkStatus();
+  absl::Status status = CheckLatentPages(params.pages, params.kv_lora_rank, params.rope_dim);
+  if (!status.ok()) return status;
+  if (params.slots == nullptr || params.latent == nullptr ||
+      (params.k_rope == nullptr && params.rope_dim > 0)) {
+    return absl::InvalidArgumentError("gather_kv: slots, latent or k_rope is null");
+  }
+  const int64_t num_tasks = (params.num_rows + kRowsPerTask - 1) / kRowsPerTask;
+  pool.ParallelFor(num_tasks, [&](int64_t task) {
+    const int32_t begin = static_cast<int32_t>(task) * kRowsPerTask;
+    const int32_t end = std::min(begin + kRowsPerTask, params.num_rows);
+    for (int32_t row = begin; row < end; ++row) {
+      float* latent = params.latent + row * params.latent_row_stride;
+      float* k_rope = params.k_rope + row * params.k_rope_row_stride;
+      if (params.slots[row] < 0) {
+        std::fill_n(latent, params.kv_lora_rank, 0.0f);
+        std::fill_n(k_rope, params.rope_dim, 0.0f);
+        continue;
+      }
+      DecodeEntry(params.pages.format, EntryOfSlot(params.pages, params.slots[row]),
+                  params.kv_lora_rank, params.rope_dim, latent, k_rope);
+    }
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace kernels::cpu

@@ -1,0 +1,85 @@
+#include "kernels/cpu/rope.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace kernels::cpu {
+namespace {
+
+constexpr int32_t kRowsPerTask = 16;
+
+}  // namespace
+
+absl::Status CheckRopeTable(const RopeTable& rope) {
+  if (rope.rope_dim < 0 || rope.rope_dim % 2 != 0 || rope.max_positions < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("rope table: rope_dim ", rope.rope_dim, ", ",
+                                                   rope.max_positions, " positions"));
+  }
+  if (rope.rope_dim > 0 && (rope.cos == nullptr || rope.sin == nullptr)) {
+    return absl::InvalidArgumentError("rope table: no cos or no sin");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPosition(const RopeTable& rope, int32_t row, int32_t position) {
+  if (position < 0 || position >= rope.max_positions) {
+    return absl::InvalidArgumentError(absl::StrCat("row ", row, ": position ", position,
+                                                   " is outside the rope table of ",
+                                                   rope.max_positions, " positions"));
+  }
+  return absl::OkStatus();
+}
+
+void Rotate(const RopeTable& rope, int32_t position, float* x) {
+  const int32_t half = rope.rope_dim / 2;
+  const float* cos = rope.cos + int64_t{position} * half;  // [half]
+  const float* sin = rope.sin + int64_t{position} * half;
+  if (rope.layout == RopeLayout::kInterleaved) {
+    for (int32_t i = 0; i < half; ++i) {
+      const float a = x[2 * i];
+      const float b = x[2 * i + 1];
+      x[2 * i] = a * cos[i] - b * sin[i];
+      x[2 * i + 1] = b * cos[i] + a * sin[i];
+    }
+  } else {
+    for (int32_t i = 0; i < half; ++i) {
+      const float a = x[i];
+      const float b = x[i + half];
+      x[i] = a * cos[i] - b * sin[i];
+      x[i + half] = b * cos[i] + a * sin[i];
+    }
+  }
+}
+
+absl::Status Rope(ThreadPool& pool, const RopeParams& params) {
+  if (absl::Status status = CheckRopeTable(params.rope); !status.ok()) return status;
+  if (params.num_rows < 0 || params.num_heads < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rope: ", params.num_rows, " rows of ", params.num_heads, " heads"));
+  }
+  if (params.num_rows == 0 || params.num_heads == 0 || params.rope.rope_dim == 0) {
+    return absl::OkStatus();
+  }
+  if (params.data == nullptr || params.positions == nullptr) {
+    return absl::InvalidArgumentError("rope: no data or no positions");
+  }
+  for (int32_t row = 0; row < params.num_rows; ++row) {
+    absl::Status status = CheckPosition(params.rope, row, params.positions[row]);
+    if (!status.ok()) return status;
+  }
+  const int64_t num_tasks = (params.num_rows + kRowsPerTask - 1) / kRowsPerTask;
+  pool.ParallelFor(num_tasks, [&](int64_t task) {
+    const int32_t begin = static_cast<int32_t>(task) * kRowsPerTask;
+    const int32_t end = std::min(begin + kRowsPerTask, params.num_rows);
+    for (int32_t row = begin; row < end; ++row) {
+      float* x = params.data + row * params.row_stride;
+      for (int32_t head = 0; head < params.num_heads; ++head) {
+        Rotate(params.rope, params.positions[row], x + head * params.head_stride);
+      }
+    }
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace kernels::cpu

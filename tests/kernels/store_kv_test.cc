@@ -1,0 +1,215 @@
+#include "kernels/cpu/store_kv.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/cpu/gather_kv.h"
+#include "kernels/cpu/latent_entry.h"
+#include "tests/kernels/random_tensor.h"
+#include "tests/numerics/compare.h"
+
+namespace kernels::cpu {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int32_t kMaxPositions = 40;
+constexpr float kEps = 1e-6f;
+
+// Rows of kv_a and a paged cache with room between entries and blocks, all of it 0xff (NaN in every
+// format) until written.
+class StoreKvTest : public ::testing::TestWithParam<KvFormat> {
+ protected:
+  void Make(int32_t rank, int32_t rope_dim, int32_t num_rows) {
+    rank_ = rank;
+    rope_dim_ = rope_dim;
+    num_rows_ = num_rows;
+    row_stride_ = rank + rope_dim + 3;
+    kv_a_ = RandomTensor(num_rows * row_stride_, 1, 3);
+    weight_ = RandomTensor(rank, 2);
+    const std::vector<float> angles = RandomTensor(kMaxPositions * rope_dim / 2, 3);
+    cos_.clear();
+    sin_.clear();
+    for (const float angle : angles) {
+      cos_.push_back(std::cos(angle));
+      sin_.push_back(std::sin(angle));
+    }
+    positions_.resize(num_rows);
+    slots_.resize(num_rows);
+    for (int32_t row = 0; row < num_rows; ++row) {
+      positions_[row] = row * 7 % kMaxPositions;
+      slots_[row] = (row * 5 + 3) % (kNumBlocks * kBlockSize);
+    }
+    pages_.block_size = kBlockSize;
+    pages_.format = GetParam();
+    pages_.entry_bytes = LatentEntryBytes(GetParam(), rank, rope_dim) + 4;
+    pages_.block_stride = pages_.entry_bytes * kBlockSize + 12;
+    memory_.assign(pages_.block_stride * kNumBlocks, std::byte{0xff});
+    pages_.base = memory_.data();
+
+    params_.num_rows = num_rows;
+    params_.kv_a = kv_a_.data();
+    params_.kv_a_row_stride = row_stride_;
+    params_.kv_lora_rank = rank;
+    params_.norm_weight = weight_.data();
+    params_.norm_eps = kEps;
+    params_.rope = {cos_.data(), sin_.data(), rope_dim, kMaxPositions, RopeLayout::kInterleaved};
+    params_.positions = positions_.data();
+    params_.slots = slots_.data();
+    params_.pages = pages_;
+  }
+
+  // The entry of a row before it is rounded to the format.
+  std::vector<double> ExactEntry(int32_t row) const {
+    const float* x = kv_a_.data() + row * row_stride_;
+    double sum = 0;
+    for (int32_t i = 0; i < rank_; ++i) sum += static_cast<double>(x[i]) * x[i];
+    std::vector<double> entry(rank_ + rope_dim_);
+    for (int32_t i = 0; i < rank_; ++i) {
+      entry[i] = x[i] / std::sqrt(sum / rank_ + kEps) * weight_[i];
+    }
+    for (int32_t i = 0; i < rope_dim_ / 2; ++i) {
+      const double c = cos_[positions_[row] * rope_dim_ / 2 + i];
+      const double s = sin_[positions_[row] * rope_dim_ / 2 + i];
+      const double a = x[rank_ + 2 * i], b = x[rank_ + 2 * i + 1];
+      entry[rank_ + 2 * i] = a * c - b * s;
+      entry[rank_ + 2 * i + 1] = b * c + a * s;
+    }
+    return entry;
+  }
+
+  // Reads slots back: [slots, rank + rope_dim].
+  std::vector<float> Gather(const std::vector<int64_t>& slots) {
+    std::vector<float> latent(slots.size() * (rank_ + 1)), k_rope(slots.size() * (rope_dim_ + 2));
+    GatherKvParams params;
+    params.num_rows = static_cast<int32_t>(slots.size());
+    params.slots = slots.data();
+    params.pages = pages_;
+    params.kv_lora_rank = rank_;
+    params.rope_dim = rope_dim_;
+    params.latent = latent.data();
+    params.latent_row_stride = rank_ + 1;
+    params.k_rope = k_rope.data();
+    params.k_rope_row_stride = rope_dim_ + 2;
+    EXPECT_TRUE(GatherKv(pool_, params).ok());
+    std::vector<float> out;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      out.insert(out.end(), latent.data() + i * (rank_ + 1),
+                 latent.data() + i * (rank_ + 1) + rank_);
+      out.insert(out.end(), k_rope.data() + i * (rope_dim_ + 2),
+                 k_rope.data() + i * (rope_dim_ + 2) + rope_dim_);
+    }
+    return out;
+  }
+
+  static constexpr int32_t kBlockSize = 4;
+  static constexpr int32_t kNumBlocks = 12;
+  int32_t rank_ = 0, rope_dim_ = 0, num_rows_ = 0;
+  int64_t row_stride_ = 0;
+  std::vector<float> kv_a_, weight_, cos_, sin_;
+  std::vector<int32_t> positions_;
+  std::vector<int64_t> slots_;
+  std::vector<std::byte> memory_;
+  KvPages pages_;
+  StoreKvParams params_;
+  ThreadPool pool_{2};
+};
+
+TEST_P(StoreKvTest, StoredRowsReadBackAsTheReference) {
+  const struct { int32_t rank, rope_dim; } sizes[] = {{512, 64}, {24, 6}, {130, 2}, {300, 0}};
+  for (const auto& size : sizes) {
+    SCOPED_TRACE(size.rank);
+    Make(size.rank, size.rope_dim, 29);
+    ASSERT_TRUE(StoreKv(pool_, params_).ok());
+    const std::vector<float> read = Gather(slots_);
+    std::vector<double> expected;
+    for (int32_t row = 0; row < num_rows_; ++row) {
+      const std::vector<double> entry = ExactEntry(row);
+      expected.insert(expected.end(), entry.begin(), entry.end());
+    }
+    // float32 rounding; half a step of 8 bits; half a step of e4m3 (4 bits), whose subnormals are
+    // 2^-9 of a scale that is at most 2/448 of the group's largest (here below 16).
+    numerics::Tolerance tolerance{.abs = 1e-6, .rel = 1e-5};
+    if (GetParam() == KvFormat::kBfloat16) tolerance = {.abs = 1e-30, .rel = 0x1.01p-8};
+    if (GetParam() == KvFormat::kFp8Latent)
+      tolerance = {.abs = 16.0 / 224 * 0x1p-10, .rel = 0x1.01p-4};
+    EXPECT_TRUE(numerics::AllClose(read, expected, tolerance));
+  }
+}
+
+TEST_P(StoreKvTest, WritesItsEntriesAndNotAByteElse) {
+  Make(130, 6, 20);
+  slots_[4] = -1;
+  slots_[17] = std::numeric_limits<int64_t>::min();
+  positions_[4] = -5;  // not looked at where nothing is stored
+  ASSERT_TRUE(StoreKv(pool_, params_).ok());
+  std::vector<bool> ours(memory_.size(), false);
+  for (int32_t row = 0; row < num_rows_; ++row) {
+    if (slots_[row] < 0) continue;
+    const std::byte* entry = EntryOfSlot(pages_, slots_[row]);
+    const int64_t begin = entry - memory_.data();
+    EXPECT_EQ(begin, slots_[row] / kBlockSize * pages_.block_stride +
+                         slots_[row] % kBlockSize * pages_.entry_bytes);
+    std::fill_n(ours.begin() + begin, LatentEntryBytes(GetParam(), 130, 6), true);
+  }
+  for (size_t i = 0; i < memory_.size(); ++i) {
+    if (!ours[i]) {
+      ASSERT_EQ(memory_[i], std::byte{0xff}) << "byte " << i;
+    }
+  }
+}
+
+TEST_P(StoreKvTest, ARowsBytesDoNotDependOnTheCall) {
+  Make(512, 64, 29);
+  ASSERT_TRUE(StoreKv(pool_, params_).ok());
+  const std::vector<std::byte> together = memory_;
+  memory_.assign(memory_.size(), std::byte{0xff});
+  ThreadPool one(1);
+  for (int32_t row = num_rows_ - 1; row >= 0; --row) {
+    StoreKvParams single = params_;
+    single.num_rows = 1;
+    single.kv_a += row * row_stride_;
+    single.positions += row;
+    single.slots += row;
+    ASSERT_TRUE(StoreKv(one, single).ok());
+  }
+  EXPECT_TRUE(together == memory_);
+}
+
+TEST_P(StoreKvTest, GatherGivesZerosForNoSlot) {
+  Make(24, 6, 3);
+  const std::vector<float> read = Gather({-1, -7});
+  EXPECT_THAT(read, ::testing::Each(0.0f));
+}
+
+TEST_P(StoreKvTest, RefusesWhatCannotBe) {
+  Make(24, 6, 3);
+  const std::vector<std::byte> before = memory_;
+  positions_[2] = kMaxPositions;
+  absl::Status status = StoreKv(pool_, params_);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.ToString(), HasSubstr("row 2: position 40"));
+  positions_[2] = kMaxPositions - 1;
+  params_.pages.entry_bytes = LatentEntryBytes(GetParam(), 24, 6) - 1;
+  EXPECT_EQ(StoreKv(pool_, params_).code(), absl::StatusCode::kInvalidArgument);
+  params_.pages = pages_;
+  params_.pages.block_stride = pages_.entry_bytes;
+  EXPECT_EQ(StoreKv(pool_, params_).code(), absl::StatusCode::kInvalidArgument);
+  params_.pages = pages_;
+  params_.num_rows = -1;
+  EXPECT_EQ(StoreKv(pool_, params_).code(), absl::StatusCode::kInvalidArgument);
+  params_.num_rows = 0;
+  EXPECT_TRUE(StoreKv(pool_, params_).ok());
+  EXPECT_TRUE(before == memory_);
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, StoreKvTest,
+                         ::testing::Values(KvFormat::kFloat32, KvFormat::kBfloat16,
+                                           KvFormat::kFp8Latent));
+
+}  // namespace
+}  // namespace kernels::cpu
