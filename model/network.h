@@ -35,7 +35,7 @@ struct StepOutput {
 struct StepState {
   std::byte* cache = nullptr;                // block 0 of the token blocks
   std::byte* state_slots = nullptr;          // null when the model keeps none
-  kernels::PenaltyState penalties;
+  kernels::PenaltyState penalties = {};
   const int32_t* previous_sampled = nullptr;  // sampled_ids of the previous step
 };
 
