@@ -7,8 +7,12 @@
 #ifndef SERVICE_CLIENT_CALL_H_
 #define SERVICE_CLIENT_CALL_H_
 
+#include <condition_variable>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -48,6 +52,54 @@ std::shared_ptr<grpc::ClientContext> StartUnaryCall(
                    });
   return call->context;
 }
+
+// Calls whose completions use their owner: Close cancels those under way and returns when every
+// completion has run.  Thread-safe.
+class CallTracker final {
+ public:
+  CallTracker() = default;
+  ~CallTracker() { Close(); }
+
+  // As StartUnaryCall.  After Close: `done` gets kCancelled at once.
+  template <typename Async, typename Request, typename Response>
+  void Start(Async* async,
+             void (Async::*method)(grpc::ClientContext*, const Request*, Response*,
+                                   std::function<void(grpc::Status)>),
+             Request request, absl::Duration timeout,
+             std::function<void(absl::StatusOr<Response>)> done) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!closed_) {
+        const int64_t id = next_id_++;
+        // The completion may run before the context is stored here: it waits for the lock.
+        contexts_[id] = StartUnaryCall<Async, Request, Response>(
+            async, method, std::move(request), timeout,
+            [this, id, done = std::move(done)](absl::StatusOr<Response> response) {
+              done(std::move(response));
+              const std::lock_guard<std::mutex> lock(mutex_);
+              contexts_.erase(id);
+              changed_.notify_all();
+            });
+        return;
+      }
+    }
+    done(absl::CancelledError("process is shutting down"));
+  }
+
+  void Close() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    closed_ = true;
+    for (const auto& [id, context] : contexts_) context->TryCancel();
+    changed_.wait(lock, [this] { return contexts_.empty(); });
+  }
+
+ private:
+  std::mutex mutex_;  // guards everything below
+  std::condition_variable changed_;
+  bool closed_ = false;
+  int64_t next_id_ = 0;
+  std::map<int64_t, std::shared_ptr<grpc::ClientContext>> contexts_;
+};
 
 }  // namespace service
 
