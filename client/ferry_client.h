@@ -18,10 +18,10 @@
 namespace ferry {
 
 struct ClientOptions {
-  std::string address;                 // host:port
-  std::string tls_ca_file;             // empty: plaintext
-  std::string tls_cert_file;           // for mutual TLS
-  std::string tls_key_file;
+  std::string address = {};        // host:port
+  std::string tls_ca_file = {};    // all three empty: plaintext
+  std::string tls_cert_file = {};  // for mutual TLS
+  std::string tls_key_file = {};
   absl::Duration timeout = absl::Seconds(600);  // of a whole generation
 };
 

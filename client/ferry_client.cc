@@ -1,0 +1,201 @@
+#include "client/ferry_client.h"
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <iterator>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ferry/v1/inference.grpc.pb.h"
+#include "grpcpp/grpcpp.h"
+#include "status/grpc_status.h"
+#include "status/status_macros.h"
+
+namespace ferry {
+namespace {
+
+using ferry::v1::GenerateRequest;
+using ferry::v1::GenerateResponse;
+
+constexpr int kMaxMessageBytes = 64 << 20;
+constexpr int kKeepalivePingMs = 30'000;
+constexpr int kKeepaliveTimeoutMs = 10'000;
+constexpr int kMaxReconnectMs = 2'000;
+// Readiness of a router can only be asked for; this often.
+constexpr absl::Duration kReadyPollInterval = absl::Milliseconds(50);
+
+absl::StatusOr<std::string> ReadPem(const std::string& path) {
+  if (path.empty()) return "";
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return absl::InvalidArgumentError(absl::StrCat("cannot read tls file ", path));
+  return std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(
+    const ClientOptions& options) {
+  if (options.tls_ca_file.empty() && options.tls_cert_file.empty() &&
+      options.tls_key_file.empty()) {
+    return grpc::InsecureChannelCredentials();
+  }
+  if (options.tls_cert_file.empty() != options.tls_key_file.empty()) {
+    return absl::InvalidArgumentError("a tls certificate and its key are needed together");
+  }
+  grpc::SslCredentialsOptions ssl;
+  ASSIGN_OR_RETURN(ssl.pem_root_certs, ReadPem(options.tls_ca_file));
+  ASSIGN_OR_RETURN(ssl.pem_cert_chain, ReadPem(options.tls_cert_file));
+  ASSIGN_OR_RETURN(ssl.pem_private_key, ReadPem(options.tls_key_file));
+  return grpc::SslCredentials(ssl);
+}
+
+std::chrono::system_clock::time_point DeadlineIn(absl::Duration timeout) {
+  // Beyond a day the clock's range could be left.
+  return std::chrono::system_clock::now() +
+         absl::ToChronoMilliseconds(std::min(timeout, absl::Hours(24)));
+}
+
+class GrpcClient final : public Client {
+ public:
+  GrpcClient(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout)
+      : stub_(ferry::v1::Inference::NewStub(std::move(channel))), timeout_(timeout) {}
+
+  absl::Status Generate(const GenerateRequest& request,
+                        const std::function<bool(const GenerateResponse&)>& on_message) override;
+  absl::StatusOr<Completion> Complete(const GenerateRequest& request) override;
+  absl::StatusOr<std::vector<uint32_t>> Tokenize(const std::string& model, const std::string& text,
+                                                 bool add_special_tokens) override;
+  absl::StatusOr<std::string> Detokenize(const std::string& model,
+                                         const std::vector<uint32_t>& ids) override;
+  absl::StatusOr<std::vector<ferry::v1::ModelCard>> ListModels() override {
+    return ListModels(timeout_, /*wait_for_ready=*/false);
+  }
+  absl::Status WaitUntilReady(const std::string& model, absl::Duration timeout) override;
+
+ private:
+  absl::StatusOr<std::vector<ferry::v1::ModelCard>> ListModels(absl::Duration timeout,
+                                                               bool wait_for_ready);
+
+  const std::unique_ptr<ferry::v1::Inference::Stub> stub_;
+  const absl::Duration timeout_;
+};
+
+absl::Status GrpcClient::Generate(const GenerateRequest& request,
+                                  const std::function<bool(const GenerateResponse&)>& on_message) {
+  grpc::ClientContext context;
+  context.set_deadline(DeadlineIn(timeout_));
+  const auto reader = stub_->Generate(&context, request);
+  GenerateResponse response;
+  bool cancelled = false;
+  while (reader->Read(&response)) {
+    // What arrives after the cancellation is read and dropped: the call must end before we return.
+    if (!cancelled && !on_message(response)) {
+      cancelled = true;
+      context.TryCancel();
+    }
+  }
+  const absl::Status status = status::FromGrpc(reader->Finish());
+  if (cancelled) return absl::CancelledError("the caller cancelled the generation");
+  return status;
+}
+
+absl::StatusOr<Client::Completion> GrpcClient::Complete(const GenerateRequest& request) {
+  Completion completion;
+  bool has_summary = false;
+  RETURN_IF_ERROR(Generate(request, [&](const GenerateResponse& response) {
+    if (response.has_summary()) {
+      has_summary = true;
+      completion.summary = response.summary();
+    }
+    if (response.index() != 0) return true;
+    completion.text += response.text();
+    completion.token_ids.insert(completion.token_ids.end(), response.token_ids().begin(),
+                                response.token_ids().end());
+    if (response.finish_reason() != ferry::v1::FINISH_REASON_UNSPECIFIED) {
+      completion.finish_reason = response.finish_reason();
+    }
+    return true;
+  }));
+  if (!has_summary) return absl::DataLossError("the stream ended without its summary");
+  return completion;
+}
+
+absl::StatusOr<std::vector<uint32_t>> GrpcClient::Tokenize(const std::string& model,
+                                                           const std::string& text,
+                                                           bool add_special_tokens) {
+  grpc::ClientContext context;
+  context.set_deadline(DeadlineIn(timeout_));
+  ferry::v1::TokenizeRequest request;
+  request.set_model(model);
+  request.set_text(text);
+  request.set_add_special_tokens(add_special_tokens);
+  ferry::v1::TokenizeResponse response;
+  RETURN_IF_ERROR(status::FromGrpc(stub_->Tokenize(&context, request, &response)));
+  return std::vector<uint32_t>(response.ids().begin(), response.ids().end());
+}
+
+absl::StatusOr<std::string> GrpcClient::Detokenize(const std::string& model,
+                                                   const std::vector<uint32_t>& ids) {
+  grpc::ClientContext context;
+  context.set_deadline(DeadlineIn(timeout_));
+  ferry::v1::DetokenizeRequest request;
+  request.set_model(model);
+  request.mutable_ids()->Add(ids.begin(), ids.end());
+  ferry::v1::DetokenizeResponse response;
+  RETURN_IF_ERROR(status::FromGrpc(stub_->Detokenize(&context, request, &response)));
+  return response.text();
+}
+
+absl::StatusOr<std::vector<ferry::v1::ModelCard>> GrpcClient::ListModels(absl::Duration timeout,
+                                                                         bool wait_for_ready) {
+  grpc::ClientContext context;
+  context.set_deadline(DeadlineIn(timeout));
+  context.set_wait_for_ready(wait_for_ready);
+  ferry::v1::ListModelsResponse response;
+  RETURN_IF_ERROR(status::FromGrpc(stub_->ListModels(&context, {}, &response)));
+  return std::vector<ferry::v1::ModelCard>(response.models().begin(), response.models().end());
+}
+
+absl::Status GrpcClient::WaitUntilReady(const std::string& model, absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  std::string last = "the router does not answer";
+  while (absl::Now() < deadline) {
+    const auto models = ListModels(deadline - absl::Now(), /*wait_for_ready=*/true);
+    if (models.ok()) {
+      last = absl::StrCat("the router does not serve ", model.empty() ? "any model" : model);
+      for (const ferry::v1::ModelCard& card : *models) {
+        if (!model.empty() && card.name() != model) continue;
+        if (card.ready_prefill_workers() > 0 && card.ready_decode_workers() > 0) {
+          return absl::OkStatus();
+        }
+        last = absl::StrCat(card.name(), " has ", card.ready_prefill_workers(), " prefill and ",
+                            card.ready_decode_workers(), " decode workers ready");
+      }
+    } else if (models.status().code() != absl::StatusCode::kDeadlineExceeded &&
+               models.status().code() != absl::StatusCode::kUnavailable) {
+      return models.status();
+    }
+    std::this_thread::sleep_for(
+        absl::ToChronoMilliseconds(std::min(kReadyPollInterval, deadline - absl::Now())));
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat("not ready after ", absl::FormatDuration(timeout), ": ", last));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& options) {
+  ASSIGN_OR_RETURN(const auto credentials, MakeCredentials(options));
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  arguments.SetMaxSendMessageSize(kMaxMessageBytes);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepalivePingMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxReconnectMs);
+  // Two clients of one process do not share a connection.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return std::make_unique<GrpcClient>(
+      grpc::CreateCustomChannel(options.address, credentials, arguments), options.timeout);
+}
+
+}  // namespace ferry

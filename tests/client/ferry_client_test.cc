@@ -1,0 +1,216 @@
+#include "client/ferry_client.h"
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ferry/v1/inference.grpc.pb.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "service/grpc_server.h"
+#include "status/grpc_status.h"
+
+namespace ferry {
+namespace {
+
+using ferry::v1::GenerateRequest;
+using ferry::v1::GenerateResponse;
+
+// Answers as a router does; the prompt's text chooses what happens.
+class FakeInference final : public ferry::v1::Inference::Service {
+ public:
+  grpc::Status Generate(grpc::ServerContext* context, const GenerateRequest* request,
+                        grpc::ServerWriter<GenerateResponse>* writer) override {
+    if (request->text() == "full") {
+      return status::ToGrpc(
+          status::WithReason(absl::ResourceExhaustedError("queue full"), status::kQueueFull));
+    }
+    const bool endless = request->text() == "endless";
+    for (uint32_t i = 0; endless || i < 3; ++i) {
+      if (context->IsCancelled()) break;
+      for (uint32_t branch = 0; branch < 2; ++branch) {
+        GenerateResponse response;
+        response.set_index(branch);
+        response.set_text(absl::StrCat(branch, ":", i, " "));
+        response.add_token_ids(10 * branch + i);
+        if (i == 2 && !endless) response.set_finish_reason(ferry::v1::FINISH_REASON_LENGTH);
+        if (!writer->Write(response)) break;
+      }
+    }
+    if (endless) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      saw_cancellation_ = context->IsCancelled();
+      return grpc::Status::CANCELLED;
+    }
+    if (request->text() == "half") return grpc::Status::OK;
+    GenerateResponse last;
+    last.mutable_summary()->set_request_id(request->request_id());
+    last.mutable_summary()->set_completion_tokens(6);
+    writer->Write(last);
+    return grpc::Status::OK;
+  }
+  grpc::Status Tokenize(grpc::ServerContext*, const ferry::v1::TokenizeRequest* request,
+                        ferry::v1::TokenizeResponse* response) override {
+    if (request->model() != "m") return grpc::Status(grpc::StatusCode::NOT_FOUND, "no such model");
+    if (request->add_special_tokens()) response->add_ids(0);
+    for (const char c : request->text()) response->add_ids(static_cast<uint8_t>(c));
+    return grpc::Status::OK;
+  }
+  grpc::Status Detokenize(grpc::ServerContext*, const ferry::v1::DetokenizeRequest* request,
+                          ferry::v1::DetokenizeResponse* response) override {
+    for (const uint32_t id : request->ids()) {
+      response->mutable_text()->push_back(static_cast<char>(id));
+    }
+    return grpc::Status::OK;
+  }
+  grpc::Status ListModels(grpc::ServerContext*, const ferry::v1::ListModelsRequest*,
+                          ferry::v1::ListModelsResponse* response) override {
+    ferry::v1::ModelCard* card = response->add_models();
+    card->set_name("m");
+    card->set_ready_prefill_workers(1);
+    // Ready from the third question on.
+    card->set_ready_decode_workers(++num_lists_ > 2 && !never_ready_ ? 1 : 0);
+    return grpc::Status::OK;
+  }
+
+  bool saw_cancellation() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return saw_cancellation_;
+  }
+  std::atomic<bool> never_ready_{false};
+
+ private:
+  std::atomic<int> num_lists_{0};
+  std::mutex mutex_;  // guards saw_cancellation_
+  bool saw_cancellation_ = false;
+};
+
+class FerryClientTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto server = service::GrpcServer::Start("127.0.0.1:0", {}, {&inference_});
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    auto client = Client::Create(
+        {.address = absl::StrCat("127.0.0.1:", server_->port()), .timeout = absl::Seconds(30)});
+    ASSERT_TRUE(client.ok()) << client.status();
+    client_ = *std::move(client);
+  }
+  static GenerateRequest Request(const std::string& text) {
+    GenerateRequest request;
+    request.set_text(text);
+    request.set_request_id("r1");
+    return request;
+  }
+
+  FakeInference inference_;
+  std::unique_ptr<service::GrpcServer> server_;
+  std::unique_ptr<Client> client_;
+};
+
+TEST_F(FerryClientTest, GenerateGivesEveryMessage) {
+  std::vector<std::string> texts;
+  int num_summaries = 0;
+  const absl::Status status =
+      client_->Generate(Request("go"), [&](const GenerateResponse& response) {
+        if (response.has_summary()) ++num_summaries;
+        if (!response.text().empty()) texts.push_back(response.text());
+        return true;
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(texts, (std::vector<std::string>{"0:0 ", "1:0 ", "0:1 ", "1:1 ", "0:2 ", "1:2 "}));
+  EXPECT_EQ(num_summaries, 1);
+}
+
+TEST_F(FerryClientTest, CompleteJoinsBranchZero) {
+  const auto completion = client_->Complete(Request("go"));
+  ASSERT_TRUE(completion.ok()) << completion.status();
+  EXPECT_EQ(completion->text, "0:0 0:1 0:2 ");
+  EXPECT_EQ(completion->token_ids, (std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_EQ(completion->finish_reason, ferry::v1::FINISH_REASON_LENGTH);
+  EXPECT_EQ(completion->summary.request_id(), "r1");
+  EXPECT_EQ(completion->summary.completion_tokens(), 6u);
+}
+
+TEST_F(FerryClientTest, ErrorsKeepCodeMessageAndReason) {
+  const auto completion = client_->Complete(Request("full"));
+  EXPECT_EQ(completion.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(completion.status().message(), "queue full");
+  EXPECT_EQ(status::Reason(completion.status()), status::kQueueFull);
+}
+
+TEST_F(FerryClientTest, AStreamWithoutSummaryIsAnError) {
+  EXPECT_EQ(client_->Complete(Request("half")).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(FerryClientTest, ReturningFalseCancels) {
+  int num_messages = 0;
+  const absl::Status status = client_->Generate(
+      Request("endless"), [&](const GenerateResponse&) { return ++num_messages < 5; });
+  EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(num_messages, 5);
+  server_->Shutdown(absl::Seconds(10));  // waits for the handler
+  EXPECT_TRUE(inference_.saw_cancellation());
+}
+
+TEST_F(FerryClientTest, TimeoutEndsAGeneration) {
+  const auto hasty = Client::Create(
+      {.address = absl::StrCat("127.0.0.1:", server_->port()), .timeout = absl::Milliseconds(200)});
+  ASSERT_TRUE(hasty.ok());
+  EXPECT_EQ((*hasty)->Complete(Request("endless")).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(FerryClientTest, TokenizeAndDetokenize) {
+  EXPECT_EQ(*client_->Tokenize("m", "ab", true), (std::vector<uint32_t>{0, 'a', 'b'}));
+  EXPECT_EQ(*client_->Detokenize("m", {'a', 'b'}), "ab");
+  EXPECT_EQ(client_->Tokenize("x", "ab", true).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(FerryClientTest, WaitsUntilBothKindsOfWorkersAreReady) {
+  EXPECT_TRUE(client_->WaitUntilReady("m", absl::Seconds(20)).ok());
+  EXPECT_EQ((*client_->ListModels())[0].ready_decode_workers(), 1u);
+  EXPECT_TRUE(client_->WaitUntilReady("", absl::Seconds(20)).ok());
+}
+
+TEST_F(FerryClientTest, WaitSaysWhatIsMissing) {
+  inference_.never_ready_ = true;
+  EXPECT_EQ(client_->WaitUntilReady("m", absl::Milliseconds(200)).message(),
+            "not ready after 200ms: m has 1 prefill and 0 decode workers ready");
+  EXPECT_EQ(client_->WaitUntilReady("x", absl::Milliseconds(200)).message(),
+            "not ready after 200ms: the router does not serve x");
+}
+
+TEST_F(FerryClientTest, ThreadsShareOneClient) {
+  std::vector<std::thread> threads;
+  std::atomic<int> num_good{0};
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      const auto completion = client_->Complete(Request("go"));
+      if (completion.ok() && completion->text == "0:0 0:1 0:2 ") ++num_good;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_good, 8);
+}
+
+TEST(FerryClientWithoutServerTest, NobodyListens) {
+  const auto client = Client::Create({.address = "127.0.0.1:1", .timeout = absl::Seconds(20)});
+  ASSERT_TRUE(client.ok());
+  EXPECT_EQ((*client)->ListModels().status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ((*client)->WaitUntilReady("", absl::Milliseconds(300)).message(),
+            "not ready after 300ms: the router does not answer");
+}
+
+TEST(FerryClientWithoutServerTest, UnreadableTlsFiles) {
+  EXPECT_EQ(Client::Create({.address = "a:1", .tls_ca_file = "/nowhere"}).status().message(),
+            "cannot read tls file /nowhere");
+  EXPECT_EQ(Client::Create({.address = "a:1", .tls_cert_file = "/x"}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace ferry
