@@ -1,0 +1,86 @@
+#include "engine/engine.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/executor.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "model/config.h"
+#include "status/status_macros.h"
+
+namespace engine {
+namespace {
+
+int32_t UsableCores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return std::max(1, CPU_COUNT(&set));
+}
+
+absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const EngineOptions& options) {
+  if (options.device == "cpu") {
+    if (options.dtype != "auto" && options.dtype != "float32") {
+      return absl::InvalidArgumentError(
+          absl::StrCat("dtype ", options.dtype, " is not available on cpu: use float32"));
+    }
+    return kernels::cpu::CreateCpuBackend(options.num_threads > 0 ? options.num_threads
+                                                                  : UsableCores());
+  }
+  return absl::InvalidArgumentError(absl::StrCat("device must be cpu, is '", options.device,
+                                                 "' (this build has no other backend)"));
+}
+
+absl::StatusOr<kernels::KvFormat> ParseKvFormat(const std::string& name) {
+  if (name == "auto" || name == "float32") return kernels::KvFormat::kFloat32;
+  if (name == "bfloat16") return kernels::KvFormat::kBfloat16;
+  if (name == "fp8") return kernels::KvFormat::kFp8Latent;
+  return absl::InvalidArgumentError(
+      absl::StrCat("kv_cache_dtype must be auto, float32, bfloat16 or fp8, is '", name, "'"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options) {
+  ASSIGN_OR_RETURN(const model::ModelConfig config, model::LoadModelConfig(options.model_dir));
+  ASSIGN_OR_RETURN(std::unique_ptr<kernels::Backend> backend, MakeBackend(options));
+
+  model::NetworkOptions network_options;
+  ASSIGN_OR_RETURN(network_options.kv_format, ParseKvFormat(options.kv_cache_dtype));
+  network_options.block_size = options.block_size;
+  network_options.max_model_len =
+      options.max_model_len > 0 ? options.max_model_len : config.max_position_embeddings;
+  if (network_options.max_model_len > config.max_position_embeddings) {
+    return absl::InvalidArgumentError(absl::StrCat("max_model_len ", options.max_model_len,
+                                                   " exceeds the checkpoint's ",
+                                                   config.max_position_embeddings, " positions"));
+  }
+  if (options.block_size <= 0 || options.block_size % 64 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("block_size must be a positive multiple of 64, is ", options.block_size));
+  }
+  model::StepLimits limits = options.limits;
+  limits.max_blocks_per_seq =
+      (network_options.max_model_len + options.block_size - 1) / options.block_size;
+  limits.max_history_tokens = std::max(limits.max_history_tokens, network_options.max_model_len);
+  limits.max_tokens = std::max(limits.max_tokens, limits.max_seqs);
+  limits.max_absorbed_tokens =
+      std::min(std::max(limits.max_absorbed_tokens, limits.max_seqs), limits.max_tokens);
+  network_options.limits = limits;
+  ASSIGN_OR_RETURN(std::unique_ptr<model::Network> network,
+                   model::LoadNetwork(options.model_dir, network_options, *backend));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<Engine> engine,
+      Executor::Create(std::move(backend), std::move(network), limits, options.num_penalty_slots));
+  return engine;
+}
+
+std::string LayoutFingerprint(const Engine& engine, const std::string& model_name) {
+  return model::LayoutFingerprint(engine.cache_layout(), model_name,
+                                  engine.network().weights_digest());
+}
+
+}  // namespace engine

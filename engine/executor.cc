@@ -1,0 +1,143 @@
+#include "engine/executor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "status/check.h"
+#include "status/status_macros.h"
+
+namespace engine {
+
+absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(
+    std::unique_ptr<kernels::Backend> backend, std::unique_ptr<model::Network> network,
+    const model::StepLimits& limits, int32_t num_penalty_slots) {
+  std::unique_ptr<Executor> executor(new Executor(std::move(backend), std::move(network), limits));
+  kernels::Backend& device = *executor->backend_;
+  const int64_t vocab = executor->network_->config().vocab_size;
+  for (Output& output : executor->outputs_) {
+    ASSIGN_OR_RETURN(output.results,
+                     device.Allocate(sizeof(kernels::SampleResult) * limits.max_samples));
+    ASSIGN_OR_RETURN(output.sampled_ids, device.Allocate(sizeof(int32_t) * limits.max_samples));
+    if (limits.max_logit_rows > 0) {
+      ASSIGN_OR_RETURN(output.logits,
+                       device.Allocate(sizeof(float) * limits.max_logit_rows * vocab));
+    }
+    output.host_results.resize(limits.max_samples);
+    output.host_logits.resize(limits.max_logit_rows * vocab);
+  }
+  ASSIGN_OR_RETURN(executor->output_counts_,
+                   device.Allocate(sizeof(int32_t) * num_penalty_slots * vocab));
+  ASSIGN_OR_RETURN(executor->in_prompt_, device.Allocate(num_penalty_slots * vocab));
+  executor->state_.penalties = {
+      .output_counts = reinterpret_cast<int32_t*>(executor->output_counts_->data()),
+      .in_prompt = reinterpret_cast<uint8_t*>(executor->in_prompt_->data()),
+      .num_slots = num_penalty_slots};
+  executor->thread_ = std::thread([raw = executor.get()] { raw->Run(); });
+  return executor;
+}
+
+Executor::Executor(std::unique_ptr<kernels::Backend> backend,
+                   std::unique_ptr<model::Network> network, const model::StepLimits& limits)
+    : backend_(std::move(backend)), network_(std::move(network)), limits_(limits) {}
+
+Executor::~Executor() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Executor::SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte> state_slots) {
+  FERRY_CHECK(next_handle_ == 0) << "the cache is set before the first step";
+  state_.cache = token_blocks.data();
+  state_.state_slots = state_slots.empty() ? nullptr : state_slots.data();
+}
+
+absl::StatusOr<StepHandle> Executor::Launch(const model::StepPlan& plan) {
+  FERRY_CHECK(state_.cache != nullptr) << "Launch before SetCache";
+  FERRY_CHECK(plan.limits() == limits_) << "the plan was made for other limits";
+  const std::lock_guard<std::mutex> lock(mutex_);
+  RETURN_IF_ERROR(status_);
+  FERRY_CHECK(static_cast<int>(steps_.size()) < kMaxInFlight) << "in flight: " << steps_.size();
+  const StepHandle handle = next_handle_++;
+  steps_.push_back({.handle = handle, .plan = &plan});
+  changed_.notify_all();
+  return handle;
+}
+
+absl::StatusOr<StepResult> Executor::Collect(StepHandle handle) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  FERRY_CHECK(!steps_.empty() && steps_.front().handle == handle)
+      << "step " << handle << " is not the oldest in flight";
+  changed_.wait(lock, [&] { return steps_.front().done; });
+  const Step step = steps_.front();
+  steps_.pop_front();
+  RETURN_IF_ERROR(status_);
+  const Output& output = outputs_[handle % kMaxInFlight];
+  const model::StepCounts& counts = step.plan->counts();
+  StepResult result;
+  result.samples = absl::MakeConstSpan(output.host_results.data(), counts.num_samples);
+  result.logits = absl::MakeConstSpan(
+      output.host_logits.data(), int64_t{counts.num_logit_rows} * network_->config().vocab_size);
+  result.step_ms = step.step_ms;
+  return result;
+}
+
+void Executor::Run() {
+  StepHandle next = 0;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    const auto launched = [&] {
+      return std::find_if(steps_.begin(), steps_.end(),
+                          [&](const Step& s) { return s.handle == next; });
+    };
+    changed_.wait(lock, [&] { return stopping_ || launched() != steps_.end(); });
+    if (stopping_) return;
+    const Step step = *launched();
+    absl::Status status = status_;
+    lock.unlock();
+
+    const absl::Time start = absl::Now();
+    if (status.ok()) {
+      const Output& previous = outputs_[(next + kMaxInFlight - 1) % kMaxInFlight];
+      status = RunStep(step, outputs_[next % kMaxInFlight],
+                       reinterpret_cast<const int32_t*>(previous.sampled_ids->data()));
+    }
+    const double step_ms = absl::ToDoubleMilliseconds(absl::Now() - start);
+
+    lock.lock();
+    if (status_.ok()) status_ = status;
+    const auto done = launched();  // Collect takes only steps that are done, so it is still there
+    done->done = true;
+    done->step_ms = step_ms;
+    ++next;
+    changed_.notify_all();
+  }
+}
+
+absl::Status Executor::RunStep(const Step& step, Output& output, const int32_t* previous_sampled) {
+  const kernels::LaunchContext context;
+  const model::StepCounts& counts = step.plan->counts();
+  model::StepState state = state_;
+  state.previous_sampled = previous_sampled;
+  const model::StepOutput device_output = {
+      .results = reinterpret_cast<kernels::SampleResult*>(output.results->data()),
+      .sampled_ids = reinterpret_cast<int32_t*>(output.sampled_ids->data()),
+      .logits = output.logits == nullptr ? nullptr : output.logits->floats()};
+  RETURN_IF_ERROR(network_->Forward(context, *step.plan, state, device_output));
+  RETURN_IF_ERROR(backend_->CopyToHost(context,
+                                       {reinterpret_cast<std::byte*>(output.host_results.data()),
+                                        sizeof(kernels::SampleResult) * counts.num_samples},
+                                       output.results->data()));
+  if (counts.num_logit_rows == 0) return absl::OkStatus();
+  return backend_->CopyToHost(
+      context,
+      {reinterpret_cast<std::byte*>(output.host_logits.data()),
+       sizeof(float) * counts.num_logit_rows * network_->config().vocab_size},
+      output.logits->data());
+}
+
+}  // namespace engine

@@ -1,0 +1,79 @@
+// Executor: the engine on one device: an executor thread that runs launched plans in order.  On the
+// CPU it is the device; on CUDA it is the thread that launches.
+//
+// Thread rule as Engine: the scheduler thread calls, the executor thread runs steps.
+
+#ifndef ENGINE_EXECUTOR_H_
+#define ENGINE_EXECUTOR_H_
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace engine {
+
+class Executor final : public Engine {
+ public:
+  static absl::StatusOr<std::unique_ptr<Executor>> Create(std::unique_ptr<kernels::Backend> backend,
+                                                          std::unique_ptr<model::Network> network,
+                                                          const model::StepLimits& limits,
+                                                          int32_t num_penalty_slots);
+  ~Executor() override;
+
+  const model::Network& network() const override { return *network_; }
+  const model::CacheLayout& cache_layout() const override { return network_->cache_layout(); }
+  const model::StepLimits& limits() const override { return limits_; }
+  int32_t num_penalty_slots() const override { return state_.penalties.num_slots; }
+  void SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte> state_slots) override;
+  absl::StatusOr<StepHandle> Launch(const model::StepPlan& plan) override;
+  absl::StatusOr<StepResult> Collect(StepHandle handle) override;
+
+ private:
+  static constexpr int kMaxInFlight = 2;
+
+  // Results of one step, on the device and on the host; two alternate.
+  struct Output {
+    std::unique_ptr<kernels::Buffer> results;      // SampleResult [max_samples]
+    std::unique_ptr<kernels::Buffer> sampled_ids;  // int32 [max_samples]
+    std::unique_ptr<kernels::Buffer> logits;       // float [max_logit_rows, vocab]
+    std::vector<kernels::SampleResult> host_results;
+    std::vector<float> host_logits;
+  };
+  struct Step {
+    StepHandle handle = 0;
+    const model::StepPlan* plan = nullptr;
+    bool done = false;
+    double step_ms = 0;
+  };
+
+  Executor(std::unique_ptr<kernels::Backend> backend, std::unique_ptr<model::Network> network,
+           const model::StepLimits& limits);
+  void Run();
+  absl::Status RunStep(const Step& step, Output& output, const int32_t* previous_sampled);
+
+  std::unique_ptr<kernels::Backend> backend_;  // outlives the network's weights
+  std::unique_ptr<model::Network> network_;
+  const model::StepLimits limits_;
+  model::StepState state_;
+  std::unique_ptr<kernels::Buffer> output_counts_;
+  std::unique_ptr<kernels::Buffer> in_prompt_;
+  Output outputs_[kMaxInFlight];  // of step h: [h % kMaxInFlight]
+  StepHandle next_handle_ = 0;    // scheduler thread
+
+  std::mutex mutex_;  // guards steps_, status_, stopping_
+  std::condition_variable changed_;
+  std::deque<Step> steps_;  // launched, not collected; oldest first
+  absl::Status status_;     // first failure; the engine is then broken
+  bool stopping_ = false;
+  std::thread thread_;  // last: it uses everything above
+};
+
+}  // namespace engine
+
+#endif  // ENGINE_EXECUTOR_H_
