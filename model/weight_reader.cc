@@ -51,7 +51,7 @@ WeightTensor Rows(const WeightTensor& matrix, int64_t begin, int64_t count) {
 
 absl::StatusOr<const TensorView*> WeightReader::Take(const std::string& name,
                                                      const std::vector<int64_t>& shape,
-                                                     bool fp8_allowed) {
+                                                     bool fp8_allowed, bool scales) {
   absl::StatusOr<const TensorView*> found = checkpoint_.Get(name);
   if (!found.ok()) {
     return absl::NotFoundError(absl::StrCat(std::string(found.status().message()),
@@ -69,8 +69,15 @@ absl::StatusOr<const TensorView*> WeightReader::Take(const std::string& name,
                     fp8_allowed ? "dtype BF16, F16, F32 or F8_E4M3" : "dtype BF16, F16 or F32",
                     tensor->dtype_name);
   }
-  if (used_.insert(tensor).second) used_bytes_ += static_cast<int64_t>(tensor->data.size());
+  Use(*tensor, scales);
   return tensor;
+}
+
+void WeightReader::Use(const TensorView& tensor, bool scales) {
+  if (!used_.insert(&tensor).second) return;
+  const auto bytes = static_cast<int64_t>(tensor.data.size());
+  used_bytes_ += bytes;
+  if (!scales) used_parameters_ += bytes * 8 / kernels::DTypeBits(tensor.dtype);
 }
 
 absl::StatusOr<WeightTensor> WeightReader::UnscaledMatrix(const std::string& name, int64_t rows,
@@ -98,7 +105,7 @@ absl::StatusOr<WeightTensor> WeightReader::Matrix(const std::string& name, int64
   if (scales->dtype != DType::kFloat32 && scales->dtype != DType::kFloat8E8m0) {
     return Mismatch(*scales, "dtype F32 or F8_E8M0", scales->dtype_name);
   }
-  if (used_.insert(scales).second) used_bytes_ += static_cast<int64_t>(scales->data.size());
+  Use(*scales, /*scales=*/true);
   matrix.scales = scales->data.data();
   matrix.scale_dtype = scales->dtype;
   return matrix;
@@ -166,8 +173,8 @@ absl::StatusOr<std::vector<WeightTensor>> WeightReader::FusedMatrices(const std:
   const int64_t scale_rows = CeilDiv(rows, config_.weight_block_rows);
   const int64_t scale_cols = CeilDiv(cols, config_.weight_block_cols);
   if (tensor->dtype == DType::kFloat8E4m3) {
-    ASSIGN_OR_RETURN(scales,
-                     Take(name + "_scale_inv", {num_experts, scale_rows, scale_cols}, false));
+    ASSIGN_OR_RETURN(scales, Take(name + "_scale_inv", {num_experts, scale_rows, scale_cols},
+                                  /*fp8_allowed=*/false, /*scales=*/true));
     if (scales->dtype != DType::kFloat32) return Mismatch(*scales, "dtype F32", scales->dtype_name);
   }
   std::vector<WeightTensor> matrices(num_experts);

@@ -42,13 +42,15 @@ class WeightReader final {
   absl::StatusOr<std::vector<kernels::ExpertTensors>> RoutedExperts(const std::string& prefix);
 
   int64_t used_bytes() const { return used_bytes_; }
+  int64_t used_parameters() const { return used_parameters_; }  // scales not counted
   int64_t num_unused() const {
     return static_cast<int64_t>(checkpoint_.tensors().size() - used_.size());
   }
 
  private:
   absl::StatusOr<const TensorView*> Take(const std::string& name, const std::vector<int64_t>& shape,
-                                         bool fp8_allowed);
+                                         bool fp8_allowed, bool scales = false);
+  void Use(const TensorView& tensor, bool scales);
   // [experts, rows, cols] -> one matrix per expert.
   absl::StatusOr<std::vector<kernels::WeightTensor>> FusedMatrices(const std::string& name,
                                                                    int64_t rows, int64_t cols);
@@ -57,6 +59,7 @@ class WeightReader final {
   const ModelConfig& config_;
   std::set<const TensorView*> used_;
   int64_t used_bytes_ = 0;
+  int64_t used_parameters_ = 0;
 };
 
 }  // namespace model

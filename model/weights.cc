@@ -17,130 +17,158 @@ namespace {
 using kernels::ExpertTensors;
 using kernels::WeightTensor;
 
-// Reads and packs, layer by layer.
-class WeightLoader {
- public:
-  WeightLoader(const ModelConfig& config, WeightReader& reader, kernels::Backend& backend)
-      : config_(config), reader_(reader), backend_(backend) {}
-
-  absl::Status LoadLayer(int32_t layer, LayerWeights& weights) {
-    const std::string prefix = absl::StrCat("model.layers.", layer, ".");
-    ASSIGN_OR_RETURN(weights.attention.input_norm,
-                     Norm(prefix + "input_layernorm.weight", config_.hidden_size));
-    RETURN_IF_ERROR(LoadAttention(prefix + "self_attn.", weights.attention));
-    ASSIGN_OR_RETURN(weights.mlp.norm,
-                     Norm(prefix + "post_attention_layernorm.weight", config_.hidden_size));
-    return config_.IsMoeLayer(layer) ? LoadExperts(prefix + "mlp.", weights.mlp)
-                                     : LoadDense(prefix + "mlp.", weights.mlp);
-  }
-
-  absl::Status LoadEnds(Weights& weights) {
-    const std::string embedding_name = "model.embed_tokens.weight";
-    ASSIGN_OR_RETURN(weights.embedding, reader_.UnscaledMatrix(embedding_name, config_.vocab_size,
-                                                               config_.hidden_size));
-    const WeightTensor stored = weights.embedding;
-    const int64_t bytes = stored.rows * stored.cols * kernels::DTypeBits(stored.dtype) / 8;
-    ASSIGN_OR_RETURN(weights.embedding_memory, backend_.Allocate(bytes));
-    RETURN_IF_ERROR(backend_.CopyToDevice(
-        {}, weights.embedding_memory->data(),
-        {static_cast<const std::byte*>(stored.data), static_cast<size_t>(bytes)}));
-    weights.embedding.data = weights.embedding_memory->data();
-
-    ASSIGN_OR_RETURN(weights.final_norm, Norm("model.norm.weight", config_.hidden_size));
-    WeightTensor head = stored;
-    if (!config_.tie_word_embeddings) {
-      ASSIGN_OR_RETURN(head,
-                       reader_.Matrix("lm_head.weight", config_.vocab_size, config_.hidden_size));
-    }
-    ASSIGN_OR_RETURN(weights.head, backend_.PackLinear({&head, 1}));
-    return absl::OkStatus();
-  }
-
- private:
-  absl::StatusOr<DeviceVector> Norm(const std::string& name, int64_t size) {
-    ASSIGN_OR_RETURN(const std::vector<float> values, reader_.Vector(name, size));
-    return Upload(values, backend_);
-  }
-
-  absl::StatusOr<std::unique_ptr<kernels::PackedLinear>> Linear(const std::string& name,
-                                                                int64_t rows, int64_t cols) {
-    ASSIGN_OR_RETURN(const WeightTensor tensor, reader_.Matrix(name, rows, cols));
-    return backend_.PackLinear({&tensor, 1});
-  }
-
-  absl::Status LoadAttention(const std::string& prefix, AttentionWeights& weights) {
-    const int64_t hidden = config_.hidden_size;
-    const int64_t heads = config_.num_attention_heads;
-    const int64_t q_rows = heads * config_.qk_head_dim();
-    const int64_t q_rank = config_.q_lora_rank;
-    const int64_t kv_rank = config_.kv_lora_rank;
-    const int64_t nope = config_.qk_nope_head_dim;
-    const int64_t v = config_.v_head_dim;
-
-    std::array<WeightTensor, 2> q_kv_a;
-    if (q_rank == 0) {
-      ASSIGN_OR_RETURN(q_kv_a[0], reader_.Matrix(prefix + "q_proj.weight", q_rows, hidden));
-    } else {
-      ASSIGN_OR_RETURN(q_kv_a[0], reader_.Matrix(prefix + "q_a_proj.weight", q_rank, hidden));
-      ASSIGN_OR_RETURN(weights.q_a_norm, Norm(prefix + "q_a_layernorm.weight", q_rank));
-      ASSIGN_OR_RETURN(weights.q_b, Linear(prefix + "q_b_proj.weight", q_rows, q_rank));
-    }
-    ASSIGN_OR_RETURN(q_kv_a[1], reader_.Matrix(prefix + "kv_a_proj_with_mqa.weight",
-                                               kv_rank + config_.qk_rope_head_dim, hidden));
-    ASSIGN_OR_RETURN(weights.q_kv_a, backend_.PackLinear(q_kv_a));
-    ASSIGN_OR_RETURN(weights.kv_a_norm, Norm(prefix + "kv_a_layernorm.weight", kv_rank));
-
-    // One tensor, three uses: decompression of all heads at once, and W_UK and W_UV head by head.
-    ASSIGN_OR_RETURN(const WeightTensor kv_b,
-                     reader_.Matrix(prefix + "kv_b_proj.weight", heads * (nope + v), kv_rank));
-    ASSIGN_OR_RETURN(weights.kv_b, backend_.PackLinear({&kv_b, 1}));
-    const kernels::HeadSlice key_rows{.num_heads = config_.num_attention_heads,
-                                      .head_rows = nope + v,
-                                      .row_begin = 0,
-                                      .row_count = nope,
-                                      .transpose = true};
-    ASSIGN_OR_RETURN(weights.w_uk_t, backend_.PackHeadLinear(kv_b, key_rows));
-    const kernels::HeadSlice value_rows{.num_heads = config_.num_attention_heads,
-                                        .head_rows = nope + v,
-                                        .row_begin = nope,
-                                        .row_count = v};
-    ASSIGN_OR_RETURN(weights.w_uv, backend_.PackHeadLinear(kv_b, value_rows));
-    ASSIGN_OR_RETURN(weights.o, Linear(prefix + "o_proj.weight", hidden, heads * v));
-    return absl::OkStatus();
-  }
-
-  absl::Status LoadDense(const std::string& prefix, MlpWeights& weights) {
-    ASSIGN_OR_RETURN(const ExpertTensors mlp, reader_.Mlp(prefix, config_.intermediate_size));
-    const std::array<WeightTensor, 2> gate_up = {mlp.gate, mlp.up};
-    ASSIGN_OR_RETURN(weights.gate_up, backend_.PackLinear(gate_up));
-    ASSIGN_OR_RETURN(weights.down, backend_.PackLinear({&mlp.down, 1}));
-    return absl::OkStatus();
-  }
-
-  absl::Status LoadExperts(const std::string& prefix, MlpWeights& weights) {
-    const int64_t num_experts = config_.gate.num_experts;
-    ASSIGN_OR_RETURN(weights.gate,
-                     Linear(prefix + "gate.weight", num_experts, config_.hidden_size));
-    if (config_.gate.method == kernels::GateMethod::kNoAuxTc) {
-      ASSIGN_OR_RETURN(weights.gate_bias,
-                       Norm(prefix + "gate.e_score_correction_bias", num_experts));
-    }
-    ASSIGN_OR_RETURN(const std::vector<ExpertTensors> routed,
-                     reader_.RoutedExperts(prefix + "experts."));
-    std::vector<ExpertTensors> shared;
-    if (config_.n_shared_experts > 0) {
-      const int64_t width = int64_t{config_.n_shared_experts} * config_.moe_intermediate_size;
-      ASSIGN_OR_RETURN(const ExpertTensors mlp, reader_.Mlp(prefix + "shared_experts.", width));
-      shared.push_back(mlp);
-    }
-    ASSIGN_OR_RETURN(weights.experts, backend_.PackExperts(routed, shared));
-    return absl::OkStatus();
-  }
-
-  const ModelConfig& config_;
-  WeightReader& reader_;
-  kernels::Backend& backend_;
+// The tensors of a layer as the checkpoint stores them.
+struct LayerTensors {
+  std::vector<float> input_norm;
+  std::array<WeightTensor, 2> q_kv_a;
+  std::vector<float> q_a_norm;  // empty without q LoRA
+  WeightTensor q_b;
+  std::vector<float> kv_a_norm;
+  WeightTensor kv_b;
+  WeightTensor o;
+  std::vector<float> mlp_norm;
+  ExpertTensors dense;           // of a dense layer
+  WeightTensor gate;             // the others: of an MoE layer
+  std::vector<float> gate_bias;  // empty if the family has none
+  std::vector<ExpertTensors> routed;
+  std::vector<ExpertTensors> shared;  // one of all shared experts' width, or none
 };
+
+// The tensors around the layers.
+struct EndTensors {
+  WeightTensor embedding;
+  std::vector<float> final_norm;
+  WeightTensor head;
+};
+
+absl::StatusOr<EndTensors> ReadEnds(const ModelConfig& config, WeightReader& reader) {
+  EndTensors ends;
+  ASSIGN_OR_RETURN(ends.embedding, reader.UnscaledMatrix("model.embed_tokens.weight",
+                                                         config.vocab_size, config.hidden_size));
+  ASSIGN_OR_RETURN(ends.final_norm, reader.Vector("model.norm.weight", config.hidden_size));
+  ends.head = ends.embedding;
+  if (!config.tie_word_embeddings) {
+    ASSIGN_OR_RETURN(ends.head,
+                     reader.Matrix("lm_head.weight", config.vocab_size, config.hidden_size));
+  }
+  return ends;
+}
+
+absl::Status ReadAttention(const ModelConfig& config, const std::string& prefix,
+                           WeightReader& reader, LayerTensors& layer) {
+  const int64_t hidden = config.hidden_size;
+  const int64_t heads = config.num_attention_heads;
+  const int64_t q_rows = heads * config.qk_head_dim();
+  const int64_t q_rank = config.q_lora_rank;
+  const int64_t kv_rank = config.kv_lora_rank;
+  const int64_t kv_b_rows = heads * (config.qk_nope_head_dim + config.v_head_dim);
+  if (q_rank == 0) {
+    ASSIGN_OR_RETURN(layer.q_kv_a[0], reader.Matrix(prefix + "q_proj.weight", q_rows, hidden));
+  } else {
+    ASSIGN_OR_RETURN(layer.q_kv_a[0], reader.Matrix(prefix + "q_a_proj.weight", q_rank, hidden));
+    ASSIGN_OR_RETURN(layer.q_a_norm, reader.Vector(prefix + "q_a_layernorm.weight", q_rank));
+    ASSIGN_OR_RETURN(layer.q_b, reader.Matrix(prefix + "q_b_proj.weight", q_rows, q_rank));
+  }
+  ASSIGN_OR_RETURN(layer.q_kv_a[1], reader.Matrix(prefix + "kv_a_proj_with_mqa.weight",
+                                                  kv_rank + config.qk_rope_head_dim, hidden));
+  ASSIGN_OR_RETURN(layer.kv_a_norm, reader.Vector(prefix + "kv_a_layernorm.weight", kv_rank));
+  ASSIGN_OR_RETURN(layer.kv_b, reader.Matrix(prefix + "kv_b_proj.weight", kv_b_rows, kv_rank));
+  ASSIGN_OR_RETURN(layer.o,
+                   reader.Matrix(prefix + "o_proj.weight", hidden, heads * config.v_head_dim));
+  return absl::OkStatus();
+}
+
+absl::Status ReadExperts(const ModelConfig& config, const std::string& prefix, WeightReader& reader,
+                         LayerTensors& layer) {
+  const int64_t num_experts = config.gate.num_experts;
+  ASSIGN_OR_RETURN(layer.gate,
+                   reader.Matrix(prefix + "gate.weight", num_experts, config.hidden_size));
+  if (config.gate.method == kernels::GateMethod::kNoAuxTc) {
+    ASSIGN_OR_RETURN(layer.gate_bias,
+                     reader.Vector(prefix + "gate.e_score_correction_bias", num_experts));
+  }
+  ASSIGN_OR_RETURN(layer.routed, reader.RoutedExperts(prefix + "experts."));
+  if (config.n_shared_experts > 0) {
+    const int64_t width = int64_t{config.n_shared_experts} * config.moe_intermediate_size;
+    ASSIGN_OR_RETURN(const ExpertTensors shared, reader.Mlp(prefix + "shared_experts.", width));
+    layer.shared.push_back(shared);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LayerTensors> ReadLayer(const ModelConfig& config, int32_t index,
+                                       WeightReader& reader) {
+  const std::string prefix = absl::StrCat("model.layers.", index, ".");
+  LayerTensors layer;
+  ASSIGN_OR_RETURN(layer.input_norm,
+                   reader.Vector(prefix + "input_layernorm.weight", config.hidden_size));
+  RETURN_IF_ERROR(ReadAttention(config, prefix + "self_attn.", reader, layer));
+  ASSIGN_OR_RETURN(layer.mlp_norm,
+                   reader.Vector(prefix + "post_attention_layernorm.weight", config.hidden_size));
+  if (config.IsMoeLayer(index)) {
+    RETURN_IF_ERROR(ReadExperts(config, prefix + "mlp.", reader, layer));
+  } else {
+    ASSIGN_OR_RETURN(layer.dense, reader.Mlp(prefix + "mlp.", config.intermediate_size));
+  }
+  return layer;
+}
+
+absl::Status PackEnds(const EndTensors& ends, kernels::Backend& backend, Weights& weights) {
+  const WeightTensor& stored = ends.embedding;
+  const int64_t bytes = stored.rows * stored.cols * kernels::DTypeBits(stored.dtype) / 8;
+  ASSIGN_OR_RETURN(weights.embedding_memory, backend.Allocate(bytes));
+  RETURN_IF_ERROR(backend.CopyToDevice(
+      {}, weights.embedding_memory->data(),
+      {static_cast<const std::byte*>(stored.data), static_cast<size_t>(bytes)}));
+  weights.embedding = stored;
+  weights.embedding.data = weights.embedding_memory->data();
+  ASSIGN_OR_RETURN(weights.final_norm, Upload(ends.final_norm, backend));
+  ASSIGN_OR_RETURN(weights.head, backend.PackLinear({&ends.head, 1}));
+  return absl::OkStatus();
+}
+
+absl::Status PackAttention(const ModelConfig& config, const LayerTensors& tensors,
+                           kernels::Backend& backend, AttentionWeights& weights) {
+  ASSIGN_OR_RETURN(weights.input_norm, Upload(tensors.input_norm, backend));
+  ASSIGN_OR_RETURN(weights.q_kv_a, backend.PackLinear(tensors.q_kv_a));
+  if (config.q_lora_rank > 0) {
+    ASSIGN_OR_RETURN(weights.q_a_norm, Upload(tensors.q_a_norm, backend));
+    ASSIGN_OR_RETURN(weights.q_b, backend.PackLinear({&tensors.q_b, 1}));
+  }
+  ASSIGN_OR_RETURN(weights.kv_a_norm, Upload(tensors.kv_a_norm, backend));
+  // One tensor, three uses: decompression of all heads at once, and W_UK and W_UV head by head.
+  ASSIGN_OR_RETURN(weights.kv_b, backend.PackLinear({&tensors.kv_b, 1}));
+  const int64_t head_rows = config.qk_nope_head_dim + config.v_head_dim;
+  const kernels::HeadSlice key_rows{.num_heads = config.num_attention_heads,
+                                    .head_rows = head_rows,
+                                    .row_begin = 0,
+                                    .row_count = config.qk_nope_head_dim,
+                                    .transpose = true};
+  ASSIGN_OR_RETURN(weights.w_uk_t, backend.PackHeadLinear(tensors.kv_b, key_rows));
+  const kernels::HeadSlice value_rows{.num_heads = config.num_attention_heads,
+                                      .head_rows = head_rows,
+                                      .row_begin = config.qk_nope_head_dim,
+                                      .row_count = config.v_head_dim};
+  ASSIGN_OR_RETURN(weights.w_uv, backend.PackHeadLinear(tensors.kv_b, value_rows));
+  ASSIGN_OR_RETURN(weights.o, backend.PackLinear({&tensors.o, 1}));
+  return absl::OkStatus();
+}
+
+absl::Status PackMlp(const LayerTensors& tensors, kernels::Backend& backend, MlpWeights& weights) {
+  ASSIGN_OR_RETURN(weights.norm, Upload(tensors.mlp_norm, backend));
+  if (tensors.routed.empty()) {
+    const std::array<WeightTensor, 2> gate_up = {tensors.dense.gate, tensors.dense.up};
+    ASSIGN_OR_RETURN(weights.gate_up, backend.PackLinear(gate_up));
+    ASSIGN_OR_RETURN(weights.down, backend.PackLinear({&tensors.dense.down, 1}));
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(weights.gate, backend.PackLinear({&tensors.gate, 1}));
+  if (!tensors.gate_bias.empty()) {
+    ASSIGN_OR_RETURN(weights.gate_bias, Upload(tensors.gate_bias, backend));
+  }
+  ASSIGN_OR_RETURN(weights.experts, backend.PackExperts(tensors.routed, tensors.shared));
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -157,16 +185,32 @@ absl::StatusOr<Weights> LoadWeights(std::unique_ptr<Checkpoint> checkpoint,
                                     const ModelConfig& config, kernels::Backend& backend) {
   Weights weights;
   WeightReader reader(*checkpoint, config);
-  WeightLoader loader(config, reader, backend);
-  RETURN_IF_ERROR(loader.LoadEnds(weights));
-  for (int32_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    weights.layers.emplace_back();
-    RETURN_IF_ERROR(loader.LoadLayer(layer, weights.layers.back()));
+  ASSIGN_OR_RETURN(const EndTensors ends, ReadEnds(config, reader));
+  RETURN_IF_ERROR(PackEnds(ends, backend, weights));
+  for (int32_t i = 0; i < config.num_hidden_layers; ++i) {
+    ASSIGN_OR_RETURN(const LayerTensors tensors, ReadLayer(config, i, reader));
+    LayerWeights& layer = weights.layers.emplace_back();
+    RETURN_IF_ERROR(PackAttention(config, tensors, backend, layer.attention));
+    RETURN_IF_ERROR(PackMlp(tensors, backend, layer.mlp));
   }
   weights.bytes = reader.used_bytes();
   weights.skipped_tensors = reader.num_unused();
   weights.checkpoint = std::move(checkpoint);
   return weights;
+}
+
+absl::StatusOr<CheckpointSummary> CheckCheckpoint(const Checkpoint& checkpoint,
+                                                  const ModelConfig& config) {
+  WeightReader reader(checkpoint, config);
+  RETURN_IF_ERROR(ReadEnds(config, reader).status());
+  for (int32_t i = 0; i < config.num_hidden_layers; ++i) {
+    RETURN_IF_ERROR(ReadLayer(config, i, reader).status());
+  }
+  return CheckpointSummary{
+      .parameters = reader.used_parameters(),
+      .used_bytes = reader.used_bytes(),
+      .used_tensors = static_cast<int64_t>(checkpoint.tensors().size()) - reader.num_unused(),
+      .skipped_tensors = reader.num_unused()};
 }
 
 std::string WeightsDigest(std::string_view config_json, const Checkpoint& checkpoint) {

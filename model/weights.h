@@ -58,7 +58,20 @@ struct Weights {
   int64_t skipped_tensors = 0;
 };
 
+// What a checkpoint holds, without packing anything.
+struct CheckpointSummary {
+  int64_t parameters = 0;  // of the tensors used, scales not counted
+  int64_t used_bytes = 0;
+  int64_t used_tensors = 0;
+  int64_t skipped_tensors = 0;  // unknown ones, MTP layers among them
+};
+
+// Looks at every tensor the network needs.
 // Errors: kNotFound, kInvalidArgument: one sentence naming file, tensor, expected and found.
+absl::StatusOr<CheckpointSummary> CheckCheckpoint(const Checkpoint& checkpoint,
+                                                  const ModelConfig& config);
+
+// Errors: as CheckCheckpoint, and those of the backend.
 absl::StatusOr<Weights> LoadWeights(std::unique_ptr<Checkpoint> checkpoint,
                                     const ModelConfig& config, kernels::Backend& backend);
 

@@ -72,6 +72,37 @@ TEST_F(WeightsTest, TiedEmbeddingsAreTheHead) {
   EXPECT_TRUE(numerics::BitEqual(Logits(dir_), expected));
 }
 
+// Rows of bf16 weights: the rotary rows of every group of `group_rows` go from pairs (x0 x1)(x2 x3)
+// to halves (x0 x2 ..)(x1 x3 ..).
+void SplitRotaryRows(EditableCheckpoint::Tensor& tensor, int64_t group_rows, int64_t rope_dim) {
+  const size_t row_bytes = tensor.bytes.size() / static_cast<size_t>(tensor.shape[0]);
+  const std::string before = tensor.bytes;
+  for (int64_t group = 0; group < tensor.shape[0]; group += group_rows) {
+    const int64_t first = group + group_rows - rope_dim;
+    for (int64_t i = 0; i < rope_dim; ++i) {
+      const int64_t from = first + (i < rope_dim / 2 ? 2 * i : 2 * (i - rope_dim / 2) + 1);
+      tensor.bytes.replace((first + i) * row_bytes, row_bytes, before, from * row_bytes, row_bytes);
+    }
+  }
+}
+
+// rope_interleave false pairs x_i with x_{i + rope / 2}: with the rotary rows rearranged so, the
+// scores and with them the logits are those of the interleaved model.
+TEST_F(WeightsTest, HalfSplitRopeOfRearrangedRowsIsTheSameModel) {
+  EditableCheckpoint checkpoint = EditableCheckpoint::Read(GoldenModel("v3_odd"));
+  checkpoint.config["rope_interleave"] = false;
+  const std::vector<float> expected = Logits(GoldenModel("v3_odd"));
+  checkpoint.Write(dir_);
+  EXPECT_FALSE(numerics::AllClose<float>(Logits(dir_), expected, {.abs = 1e-2}));
+  for (int layer = 0; layer < 3; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".self_attn.";
+    SplitRotaryRows(checkpoint.tensors.at(prefix + "q_proj.weight"), 40, 16);
+    SplitRotaryRows(checkpoint.tensors.at(prefix + "kv_a_proj_with_mqa.weight"), 64, 16);
+  }
+  checkpoint.Write(dir_);
+  EXPECT_TRUE(numerics::AllClose<float>(Logits(dir_), expected, {.abs = 1e-4}));
+}
+
 TEST_F(WeightsTest, SkipsAndCountsWhatItDoesNotKnow) {
   EditableCheckpoint checkpoint = EditableCheckpoint::Read(GoldenModel("v3"));
   // The MTP layer of a released checkpoint comes after the last layer.
