@@ -8,9 +8,10 @@
 //   otherwise: p = softmax(logits / temperature); keep top_k, then the smallest set with mass >= top_p,
 //              then p >= min_p * max p; renormalise; draw by inversion in descending-probability order
 //              (ties: lower id first) with one Philox4x32-10 number
+// Mass and maximum are those of p over the whole vocabulary; only the end renormalises.
 //
-// Random number: key = (seed, branch), counter = position of the sampled token in its sequence; so a
-// retry or a migration draws the same numbers, on every backend.
+// Random number: philox.h, of the seed, the branch and the position of the sampled token in its
+// sequence; so a retry or a migration draws the same numbers, on every backend.
 // Log-probabilities are of the model's own distribution (temperature 1, before penalties).
 
 #ifndef KERNELS_HEAD_AND_SAMPLE_H_
