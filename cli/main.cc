@@ -6,6 +6,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
+#include "cli/serve_command.h"
 #include "cli/tokenize_command.h"
 
 namespace {

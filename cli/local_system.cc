@@ -1,0 +1,206 @@
+#include "cli/local_system.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/ferry_client.h"
+#include "service/process.h"
+#include "status/status_macros.h"
+
+namespace cli {
+namespace {
+
+// How often a starting process' port file, and a running process, is looked at.
+constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
+constexpr absl::Duration kSuperviseInterval = absl::Milliseconds(200);
+
+std::string ModelName(const std::string& model_dir) {
+  std::filesystem::path path = std::filesystem::absolute(model_dir).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  return path.filename().string();
+}
+
+}  // namespace
+
+std::string OwnDirectory() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error).parent_path().string();
+}
+
+LocalSystem::LocalSystem(LocalSystemOptions options)
+    : options_(std::move(options)), model_name_(ModelName(options_.model_dir)) {}
+
+absl::StatusOr<std::unique_ptr<LocalSystem>> LocalSystem::Start(const LocalSystemOptions& options) {
+  std::unique_ptr<LocalSystem> system(new LocalSystem(options));
+  RETURN_IF_ERROR(system->StartAll());
+  return system;
+}
+
+LocalSystem::~LocalSystem() {
+  routers_.clear();
+  prefills_.clear();
+  decodes_.clear();
+  if (log_fd_ != 2) close(log_fd_);
+  std::error_code ignored;
+  if (!run_dir_.empty()) std::filesystem::remove_all(run_dir_, ignored);
+}
+
+absl::Status LocalSystem::StartAll() {
+  if (options_.num_decode < 1 || (options_.num_prefill < 1 && !options_.role_both)) {
+    return absl::InvalidArgumentError(
+        "need at least one decode worker, and a prefill worker or --role_both");
+  }
+  if (!std::filesystem::is_regular_file(options_.model_dir + "/config.json")) {
+    return absl::NotFoundError(
+        absl::StrCat(options_.model_dir, " is not a checkpoint: no config.json"));
+  }
+  if (!options_.log_path.empty()) {
+    log_fd_ =
+        open(options_.log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644);
+    if (log_fd_ < 0) {
+      log_fd_ = 2;
+      return absl::InvalidArgumentError(
+          absl::StrCat("cannot write ", options_.log_path, ": ", std::strerror(errno)));
+    }
+  }
+  std::string pattern = (std::filesystem::temp_directory_path() / "ferry_XXXXXX").string();
+  if (mkdtemp(pattern.data()) == nullptr) {
+    return absl::InternalError(absl::StrCat("mkdtemp ", pattern, ": ", std::strerror(errno)));
+  }
+  run_dir_ = pattern;
+  ready_deadline_ = absl::Now() + options_.ready_timeout;
+  RETURN_IF_ERROR(StartWorkers("prefill", options_.num_prefill, options_.prefill_flags, prefills_));
+  std::vector<std::string> decode_flags = options_.decode_flags;
+  if (options_.role_both) decode_flags.insert(decode_flags.begin(), "--role=both");
+  RETURN_IF_ERROR(StartWorkers("decode", options_.num_decode, decode_flags, decodes_));
+  return StartRouter();
+}
+
+absl::StatusOr<std::unique_ptr<ChildProcess>> LocalSystem::StartChild(
+    const std::string& name, const std::string& binary, std::vector<std::string> flags) {
+  ChildProcess::Options child{.name = name, .arguments = {}, .log_fd = log_fd_};
+  child.arguments = {absl::StrCat(options_.bin_dir, "/", binary),
+                     absl::StrCat("--port_file=", run_dir_, "/", name),
+                     "--metrics_listen=127.0.0.1:0"};
+  child.arguments.insert(child.arguments.end(), flags.begin(), flags.end());
+  return ChildProcess::Start(std::move(child));
+}
+
+absl::Status LocalSystem::StartWorkers(const char* kind, int32_t count,
+                                       const std::vector<std::string>& kind_flags,
+                                       std::vector<std::unique_ptr<ChildProcess>>& children) {
+  for (int32_t i = 0; i < count; ++i) {
+    std::vector<std::string> flags = {"--listen=127.0.0.1:0",
+                                      absl::StrCat("--model=", options_.model_dir),
+                                      absl::StrCat("--model_name=", model_name_)};
+    flags.insert(flags.end(), options_.worker_flags.begin(), options_.worker_flags.end());
+    flags.insert(flags.end(), kind_flags.begin(), kind_flags.end());
+    ASSIGN_OR_RETURN(auto child, StartChild(absl::StrCat(kind, "-", i),
+                                            absl::StrCat("ferry-", kind), std::move(flags)));
+    children.push_back(std::move(child));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalSystem::StartRouter() {
+  std::vector<std::string> workers;
+  for (const auto* group : {&prefills_, &decodes_}) {
+    for (const auto& child : *group) {
+      ASSIGN_OR_RETURN(std::string address, WaitForAddress(child->name()));
+      workers.push_back(std::move(address));
+    }
+  }
+  std::vector<std::string> flags = {
+      absl::StrCat("--listen=127.0.0.1:", options_.port),
+      absl::StrCat("--workers=", absl::StrJoin(workers, ",")),
+      absl::StrCat("--model_assets=", model_name_, "=", options_.model_dir)};
+  flags.insert(flags.end(), options_.router_flags.begin(), options_.router_flags.end());
+  ASSIGN_OR_RETURN(auto router, StartChild("router", "ferry-router", std::move(flags)));
+  routers_.push_back(std::move(router));
+  ASSIGN_OR_RETURN(router_address_, WaitForAddress("router"));
+
+  ASSIGN_OR_RETURN(const auto client, ferry::Client::Create({.address = router_address_}));
+  while (true) {
+    const absl::Status ready = client->WaitUntilReady(model_name_, absl::Milliseconds(200));
+    if (ready.ok()) return absl::OkStatus();
+    RETURN_IF_ERROR(CheckChildren());
+    if (service::WaitForTermination(absl::ZeroDuration()) != 0) {
+      return absl::CancelledError("interrupted while starting");
+    }
+    if (ready.code() != absl::StatusCode::kDeadlineExceeded || absl::Now() > ready_deadline_) {
+      return ready;
+    }
+  }
+}
+
+absl::StatusOr<std::string> LocalSystem::WaitForAddress(const std::string& name) {
+  static constexpr std::string_view kKey = "grpc_port=";
+  while (absl::Now() < ready_deadline_) {
+    std::ifstream file(absl::StrCat(run_dir_, "/", name));
+    for (std::string line; std::getline(file, line);) {
+      if (line.rfind(kKey, 0) == 0) return absl::StrCat("127.0.0.1:", line.substr(kKey.size()));
+    }
+    RETURN_IF_ERROR(CheckChildren());
+    if (service::WaitForTermination(kPollInterval) != 0) {
+      return absl::CancelledError("interrupted while starting");
+    }
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat(name, " is not up after ", absl::FormatDuration(options_.ready_timeout)));
+}
+
+absl::Status LocalSystem::CheckChildren() {
+  for (const auto* group : {&routers_, &prefills_, &decodes_}) {
+    for (const auto& child : *group) RETURN_IF_ERROR(child->CheckRunning());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalSystem::WaitForEnd() {
+  while (service::WaitForTermination(kSuperviseInterval) == 0) RETURN_IF_ERROR(CheckChildren());
+  return absl::OkStatus();
+}
+
+void LocalSystem::StopGroup(std::vector<std::unique_ptr<ChildProcess>>& children,
+                            std::vector<std::string>& problems) {
+  for (const auto& child : children) child->Signal(SIGTERM);
+  const absl::Time deadline = absl::Now() + options_.stop_limit;
+  for (const auto& child : children) {
+    const char* why = "did not end in time";
+    while (!child->WaitForExit(kPollInterval)) {
+      if (service::WaitForTermination(absl::ZeroDuration()) != 0) {
+        why = "was still busy at the second signal";
+      } else if (absl::Now() < deadline) {
+        continue;
+      }
+      child->Signal(SIGKILL);
+      child->WaitForExit(absl::InfiniteDuration());
+      problems.push_back(absl::StrCat(child->name(), " ", why, " and was killed"));
+    }
+    if (child->wait_status() != 0 && problems.empty()) {
+      problems.push_back(std::string(child->CheckRunning().message()));
+    }
+  }
+  children.clear();
+}
+
+absl::Status LocalSystem::Stop() {
+  std::vector<std::string> problems;
+  StopGroup(routers_, problems);
+  StopGroup(prefills_, problems);
+  StopGroup(decodes_, problems);
+  if (problems.empty()) return absl::OkStatus();
+  return absl::InternalError(absl::StrJoin(problems, "; "));
+}
+
+}  // namespace cli

@@ -1,0 +1,97 @@
+#include "cli/serve_command.h"
+
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "service/process.h"
+#include "status/status_macros.h"
+
+namespace cli {
+namespace {
+
+struct Options {
+  LocalSystemOptions system;
+  std::string port_file;
+};
+
+absl::Status Run(const Options& options) {
+  service::BlockTerminationSignals();
+  ASSIGN_OR_RETURN(const auto system, LocalSystem::Start(options.system));
+  const std::string& address = system->address();
+  int32_t port = 0;
+  if (!absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port)) {
+    return absl::InternalError(absl::StrCat("the router listens on ", address));
+  }
+  std::cout << "serving " << system->model_name() << " at " << address << std::endl;
+  RETURN_IF_ERROR(service::WritePortFile(options.port_file, port, /*metrics_port=*/0));
+  const absl::Status ended = system->WaitForEnd();
+  const absl::Status stopped = system->Stop();
+  return ended.ok() ? stopped : ended;
+}
+
+}  // namespace
+
+void AddLocalSystemFlags(CLI::App& command, LocalSystemOptions* options) {
+  options->bin_dir = OwnDirectory();
+  const auto add = [&command](const char* flag, auto& field, const char* help) {
+    return command.add_option(flag, field, help)->capture_default_str();
+  };
+  const auto pass = [&command, options](const char* flag, const char* help) {
+    const std::string name(flag);
+    command.add_option_function<std::string>(
+        name,
+        [options, name](const std::string& value) {
+          options->worker_flags.push_back(absl::StrCat(name, "=", value));
+        },
+        help);
+  };
+  add("--model", options->model_dir, "Checkpoint directory")->required();
+  add("--prefill", options->num_prefill, "Prefill workers")->check(CLI::Range(0, 64));
+  add("--decode", options->num_decode, "Decode workers")->check(CLI::Range(1, 64));
+  command.add_flag("--role_both", options->role_both,
+                   "Decode workers may prefill prompts of any length");
+  add("--port", options->port, "The router's port on 127.0.0.1; 0: any")
+      ->check(CLI::Range(0, 65535));
+  pass("--device", "cpu or cuda");
+  pass("--dtype", "Activations: auto, float32 or bfloat16");
+  pass("--kv_cache_dtype", "Cache: auto, float32, bfloat16 or fp8");
+  pass("--num_threads", "CPU threads of each worker; 0: all cores");
+  pass("--cache_bytes", "Memory for cache blocks of each worker");
+  pass("--max_model_len", "Tokens; 0: the checkpoint's");
+  pass("--links", "Data links, best first: shm, tcp");
+  command.add_option("--worker_flag", options->worker_flags,
+                     "A flag for every worker, as --worker_flag=--name=value; repeatable");
+  command.add_option("--prefill_flag", options->prefill_flags,
+                     "A flag for prefill workers; repeatable");
+  command.add_option("--decode_flag", options->decode_flags,
+                     "A flag for decode workers; repeatable");
+  command.add_option("--router_flag", options->router_flags, "A flag for the router; repeatable");
+  add("--bin_dir", options->bin_dir, "Holds ferry-router, ferry-prefill and ferry-decode");
+  const auto seconds = [&command](const char* flag, absl::Duration& field, const char* help) {
+    command
+        .add_option_function<double>(
+            flag, [&field](const double& value) { field = absl::Seconds(value); }, help)
+        ->default_str(absl::StrCat(absl::ToDoubleSeconds(field)));
+  };
+  seconds("--ready_timeout_s", options->ready_timeout, "Until the system must be ready");
+  seconds("--stop_limit_s", options->stop_limit,
+          "What each process has for its end; then it is killed");
+}
+
+void AddServeCommand(CLI::App& app, absl::Status* result) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand(
+      "serve", "Run a router and workers on this machine until SIGTERM or Ctrl-C");
+  AddLocalSystemFlags(*command, &options->system);
+  command->add_option("--port_file", options->port_file,
+                      "File that receives grpc_port=N once ready");
+  command->add_option("--log_file", options->system.log_path,
+                      "File for the processes' log lines; default: stderr");
+  command->callback([options, result] { *result = Run(*options); });
+}
+
+}  // namespace cli

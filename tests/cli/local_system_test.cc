@@ -1,0 +1,109 @@
+// Supervision with scripts in place of the servers; the real ones run in tests/integration.
+
+#include "cli/local_system.h"
+
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace cli {
+namespace {
+
+// Scripts write their port file and wait.
+constexpr char kUp[] =
+    "for a in \"$@\"; do case $a in --port_file=*) echo grpc_port=1 > ${a#--port_file=};; esac; "
+    "done\n"
+    "echo up $*\nexec sleep 1000\n";
+
+class LocalSystemTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "local_system_test_XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    dir_ = pattern;
+    std::filesystem::create_directory(dir_ + "/model");
+    std::ofstream(dir_ + "/model/config.json") << "{}";
+    for (const char* name : {"ferry-prefill", "ferry-decode", "ferry-router"}) Script(name, kUp);
+    options_ = {.model_dir = dir_ + "/model/", .bin_dir = dir_, .port = 0};
+    options_.log_path = dir_ + "/log";
+    options_.ready_timeout = absl::Seconds(20);
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+
+  void Script(const std::string& name, const std::string& body) {
+    const std::string path = dir_ + "/" + name;
+    std::ofstream(path) << "#!/bin/sh\n" << body;
+    chmod(path.c_str(), 0755);
+  }
+  std::string StartError() {
+    const auto system = LocalSystem::Start(options_);
+    return system.ok() ? "started" : std::string(system.status().message());
+  }
+
+  std::string dir_;
+  LocalSystemOptions options_;
+};
+
+TEST_F(LocalSystemTest, AWorkerThatDiesWhileStartingIsNamed) {
+  Script("ferry-decode", "echo 'ferry-decode: no room'; exit 1\n");
+  EXPECT_EQ(StartError(), "decode-0 exited with status 1: ferry-decode: no room");
+}
+
+TEST_F(LocalSystemTest, ARouterThatDiesIsNamed) {
+  Script("ferry-router", "echo 'ferry-router: port in use'; exit 1\n");
+  EXPECT_EQ(StartError(), "router exited with status 1: ferry-router: port in use");
+}
+
+TEST_F(LocalSystemTest, AWorkerThatDiesWhileTheRouterWaitsIsNamed) {
+  // Both are up; the prefill worker ends, and nobody answers as the router.
+  Script("ferry-prefill",
+         "for a in \"$@\"; do case $a in --port_file=*) echo grpc_port=1 > ${a#--port_file=};; "
+         "esac; done\n"
+         "sleep 0.3; exit 7\n");
+  EXPECT_EQ(StartError(), "prefill-0 exited with status 7");
+}
+
+TEST_F(LocalSystemTest, WhatIsNeverReadyEndsAtTheTimeout) {
+  options_.ready_timeout = absl::Milliseconds(500);
+  EXPECT_NE(StartError().find("the router does not answer"), std::string::npos);
+  Script("ferry-prefill", "exec sleep 1000\n");
+  EXPECT_EQ(StartError(), "prefill-0 is not up after 500ms");
+}
+
+TEST_F(LocalSystemTest, ProcessesGetTheirFlags) {
+  options_.ready_timeout = absl::Milliseconds(500);
+  options_.num_decode = 2;
+  options_.role_both = true;
+  options_.worker_flags = {"--dtype=float32"};
+  options_.prefill_flags = {"--chunk_tokens=64"};
+  options_.router_flags = {"--policy=round_robin"};
+  EXPECT_NE(StartError(), "started");
+  std::ifstream file(options_.log_path);
+  const std::string log((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  for (const char* part : {"prefill-0 | up", "decode-0 | up", "decode-1 | up", "router | up",
+                           "--dtype=float32 --chunk_tokens=64", "--dtype=float32 --role=both",
+                           "--workers=127.0.0.1:1,127.0.0.1:1,127.0.0.1:1", "--policy=round_robin",
+                           "--model_name=model", "--model_assets=model="}) {
+    EXPECT_NE(log.find(part), std::string::npos) << part << " in\n" << log;
+  }
+}
+
+TEST_F(LocalSystemTest, RefusesWhatCannotServe) {
+  options_.num_prefill = 0;
+  EXPECT_EQ(StartError(), "need at least one decode worker, and a prefill worker or --role_both");
+  options_.num_prefill = 1;
+  options_.model_dir = dir_;
+  EXPECT_EQ(StartError(), dir_ + " is not a checkpoint: no config.json");
+  options_.model_dir = dir_ + "/model";
+  std::filesystem::remove(dir_ + "/ferry-prefill");
+  EXPECT_EQ(StartError(), "cannot run " + dir_ + "/ferry-prefill: No such file or directory");
+}
+
+}  // namespace
+}  // namespace cli
