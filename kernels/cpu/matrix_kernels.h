@@ -23,7 +23,7 @@ namespace kernels::cpu {
 
 inline constexpr int32_t kPanelColumns = 32;
 inline constexpr int32_t kTileRows = 6;       // rows of one MultiplyTile
-inline constexpr int32_t kMaxDirectRows = 3;  // rows of one MultiplyRows
+inline constexpr int32_t kMaxDirectRows = 2;  // rows of one MultiplyRows
 // e4m3 bits shifted into float16's place mean value * 2^-8: the exponent biases are 7 and 15.
 inline constexpr float kE4m3Unit = 0x1p-8f;
 

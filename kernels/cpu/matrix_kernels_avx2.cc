@@ -12,6 +12,10 @@ namespace {
 
 constexpr int kVector = 8;  // floats
 
+// The loops over rows and vectors are unrolled by pragma: left to itself the compiler unrolls them
+// after it has given up keeping the arrays of sums in registers, and stores each sum at every step
+// (3 times slower).
+
 // Weights of 32 columns and one inner step.
 struct Step {
   __m256 v[kPanelColumns / kVector];
@@ -33,6 +37,7 @@ struct Float16Format {
   template <int kStep>
   static Step Load(const char* weights) {
     Step step;
+#pragma GCC unroll 8
     for (int i = 0; i < 4; ++i) {
       step.v[i] = _mm256_cvtph_ps(
           _mm_loadu_si128(reinterpret_cast<const __m128i*>(weights + i * kVector * 2)));
@@ -46,6 +51,7 @@ struct Bfloat16Format {
   template <int kStep>
   static Step Load(const char* weights) {
     Step step;
+#pragma GCC unroll 8
     for (int i = 0; i < 4; ++i) {
       const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + i * 32));
       step.v[i] = _mm256_castsi256_ps(
@@ -62,6 +68,7 @@ struct E4m3Format {
   template <int kStep>
   static Step Load(const char* weights) {
     Step step;
+#pragma GCC unroll 8
     for (int i = 0; i < 2; ++i) {
       __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + i * 32));
       if (kStep == 0) pairs = _mm256_slli_epi16(pairs, 8);
@@ -80,7 +87,9 @@ struct Sums {
   __m256 v[kRows][kVectors];
 
   void Begin(const float* scales, const float* c) {
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
       for (int i = 0; i < kVectors; ++i) {
         v[r][i] = scales != nullptr ? _mm256_setzero_ps()
                                     : _mm256_loadu_ps(c + r * kPanelColumns + i * kVector);
@@ -89,7 +98,9 @@ struct Sums {
   }
 
   void End(const float* scales, float* c) const {
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
       for (int i = 0; i < kVectors; ++i) {
         float* to = c + r * kPanelColumns + i * kVector;
         _mm256_storeu_ps(to, scales != nullptr
@@ -102,6 +113,7 @@ struct Sums {
 
   void Add(int row, const float* a, const __m256* weights) {
     const __m256 value = _mm256_broadcast_ss(a);
+#pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) v[row][i] = _mm256_fmadd_ps(value, weights[i], v[row][i]);
   }
 };
@@ -110,21 +122,25 @@ template <typename Format, int kRows>
 void MultiplyRowsOf(const float* const* rows, int64_t k_begin, int64_t count, const char* weights,
                     const float* scales, float* c) {
   const float* a[kRows];
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) a[r] = rows[r] + k_begin;
   Sums<kRows, 4> sums;
   sums.Begin(scales, c);
   int64_t k = 0;
   for (; k + Format::kSteps <= count; k += Format::kSteps) {
     const Step first = Format::template Load<0>(weights);
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) sums.Add(r, a[r] + k, first.v);
     if constexpr (Format::kSteps == 2) {
       const Step second = Format::template Load<1>(weights);
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) sums.Add(r, a[r] + k + 1, second.v);
     }
     weights += Format::kBytes;
   }
   if (k < count) {
     const Step last = Format::template Load<0>(weights);
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) sums.Add(r, a[r] + k, last.v);
   }
   sums.End(scales, c);
@@ -134,13 +150,10 @@ template <typename Format>
 void MultiplyRows(const float* const* rows, int32_t num_rows, int64_t k_begin, int64_t count,
                   const void* weights, const float* scales, float* c) {
   const char* bytes = static_cast<const char*>(weights);
-  switch (num_rows) {
-    case 1:
-      return MultiplyRowsOf<Format, 1>(rows, k_begin, count, bytes, scales, c);
-    case 2:
-      return MultiplyRowsOf<Format, 2>(rows, k_begin, count, bytes, scales, c);
-    default:
-      return MultiplyRowsOf<Format, 3>(rows, k_begin, count, bytes, scales, c);
+  if (num_rows == 1) {
+    MultiplyRowsOf<Format, 1>(rows, k_begin, count, bytes, scales, c);
+  } else {
+    MultiplyRowsOf<Format, 2>(rows, k_begin, count, bytes, scales, c);
   }
 }
 
@@ -149,10 +162,12 @@ void Expand(const void* weights, int64_t count, float* expanded) {
   const char* bytes = static_cast<const char*>(weights);
   for (int64_t k = 0; k < count; k += Format::kSteps) {
     const Step first = Format::template Load<0>(bytes);
+#pragma GCC unroll 8
     for (int i = 0; i < 4; ++i) _mm256_storeu_ps(expanded + i * kVector, first.v[i]);
     expanded += kPanelColumns;
     if (Format::kSteps == 2 && k + 1 < count) {
       const Step second = Format::template Load<1>(bytes);
+#pragma GCC unroll 8
       for (int i = 0; i < 4; ++i) _mm256_storeu_ps(expanded + i * kVector, second.v[i]);
       expanded += kPanelColumns;
     }
@@ -165,14 +180,17 @@ template <int kRows, int kVectors>
 void MultiplyTileOf(const float* const* rows, int64_t k_begin, int64_t count, const float* expanded,
                     const float* scales, float* c) {
   const float* a[kRows];
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) a[r] = rows[r] + k_begin;
   Sums<kRows, kVectors> sums;
   sums.Begin(scales, c);
   for (int64_t k = 0; k < count; ++k) {
     __m256 weights[kVectors];
+#pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) {
       weights[i] = _mm256_loadu_ps(expanded + k * kPanelColumns + i * kVector);
     }
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) sums.Add(r, a[r] + k, weights);
   }
   sums.End(scales, c);
