@@ -105,14 +105,15 @@ class IncomingTransfersImpl final : public IncomingTransfers, public ReceiveSink
       const auto it = transfers_.find(id);
       if (it == transfers_.end()) return absl::NotFoundError(absl::StrCat("transfer ", Hex(id)));
       Transfer& transfer = it->second;
-      if (!transfer.cause.ok()) return transfer.cause;
+      if (!transfer.cause.ok()) return Failed(transfer);
       if (num_blocks != transfer.arrivals.num_blocks() ||
           num_bytes != transfer.arrivals.total_bytes()) {
-        status = absl::DataLossError(
+        const std::string message =
             absl::StrCat("transfer ", Hex(id), ": the sender announces ", num_blocks,
                          " blocks and ", num_bytes, " bytes, reserved were ",
-                         transfer.arrivals.num_blocks(), " and ", transfer.arrivals.total_bytes()));
-        Fail(it, status, Clock::now());
+                         transfer.arrivals.num_blocks(), " and ", transfer.arrivals.total_bytes());
+        status = absl::DataLossError(message);
+        Fail(it, absl::DataLossError(message), Clock::now());
       } else {
         transfer.announced = true;
         if (transfer.arrivals.complete()) ended_.push_back(Take(it));
@@ -167,7 +168,7 @@ class IncomingTransfersImpl final : public IncomingTransfers, public ReceiveSink
       return absl::NotFoundError(absl::StrCat("transfer ", Hex(header.transfer_id)));
     }
     Transfer& transfer = it->second;
-    if (!transfer.cause.ok()) return transfer.cause;
+    if (!transfer.cause.ok()) return Failed(transfer);
     if (sender != transfer.spec.sender) {
       return absl::FailedPreconditionError(
           absl::StrCat("transfer ", Hex(header.transfer_id), " is not of ", sender.ToHex()));
@@ -227,6 +228,13 @@ class IncomingTransfersImpl final : public IncomingTransfers, public ReceiveSink
     IncomingResult result;
   };
 
+  // Not the cause itself: copies of a status share a counter, and the timer thread may release one
+  // while the caller's thread does; absl's counting is invisible to ThreadSanitizer.
+  static absl::Status Failed(const Transfer& transfer) {  // mutex_ is held
+    return absl::AbortedError(absl::StrCat("transfer ", Hex(transfer.spec.transfer_id),
+                                           " has failed: ", std::string(transfer.cause.message())));
+  }
+
   // Takes a transfer without started receives out of the map.  mutex_ is held; the caller calls
   // on_end after releasing it.
   Ended Take(Map::iterator it) {
@@ -257,7 +265,9 @@ class IncomingTransfersImpl final : public IncomingTransfers, public ReceiveSink
     for (const auto& [id, transfer] : transfers_) {
       if (transfer.spec.sender == sender) ids.push_back(id);
     }
-    for (const TransferId& id : ids) Fail(transfers_.find(id), cause, Clock::now());
+    for (const TransferId& id : ids) {
+      Fail(transfers_.find(id), absl::Status(cause.code(), cause.message()), Clock::now());
+    }
   }
 
   // Ends transfers whose time is over, asks for the fences that are due and returns when to look

@@ -21,6 +21,10 @@ namespace {
 using Done = std::function<void(absl::Status)>;
 using Pair = std::pair<Epoch, Epoch>;  // the smaller epoch first
 
+// A status of the thread that will use it.  Copies share one counted representation, and absl's
+// counting is not instrumented: ThreadSanitizer would call its release a race.
+absl::Status Detached(const absl::Status& status) { return {status.code(), status.message()}; }
+
 Pair PairOf(const Epoch& a, const Epoch& b) { return a < b ? Pair{a, b} : Pair{b, a}; }
 
 // One process's end: its queue of things to do on its progress thread.
@@ -245,7 +249,8 @@ class Network final : public LoopbackNetwork, public std::enable_shared_from_thi
       ++(status.ok() ? sender->stats.messages_sent : sender->stats.messages_failed);
       if (status.ok()) sender->stats.bytes_sent += message->header.length;
     }
-    Post(message->from, [done = std::move(message->done), status] { done(status); });
+    Post(message->from,
+         [done = std::move(message->done), status = Detached(status)] { done(status); });
     message->done = nullptr;
   }
 
@@ -379,7 +384,9 @@ class Network final : public LoopbackNetwork, public std::enable_shared_from_thi
     for (const auto& [self, peer] : {std::pair(a, b), std::pair(b, a)}) {
       Endpoint* const endpoint = Find(self);
       if (endpoint == nullptr || endpoint->sink == nullptr) continue;
-      Post(self, [sink = endpoint->sink, peer = peer, cause] { sink->OnPeerLost(peer, cause); });
+      Post(self, [sink = endpoint->sink, peer = peer, cause = Detached(cause)] {
+        sink->OnPeerLost(peer, cause);
+      });
     }
   }
 
