@@ -1,6 +1,7 @@
 #include "kv_transfer/loopback_transport.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -197,6 +198,7 @@ class Network final : public LoopbackNetwork, public std::enable_shared_from_thi
   bool WaitForThread(const Epoch& self, absl::Duration timeout) {
     auto passed = std::make_shared<bool>(false);
     std::unique_lock lock(mutex_);
+    if (Find(self) == nullptr) return true;  // closed
     Post(self, [this, passed] {
       std::lock_guard relock(mutex_);
       *passed = true;
@@ -429,6 +431,10 @@ class LoopbackTransport final : public Transport {
   }
   void Send(const Epoch& peer, const MessageHeader& header, absl::Span<const std::byte> data,
             Done done) override {
+    if (closed_) {
+      done(absl::UnavailableError("the transport is closed"));
+      return;
+    }
     network_->Send(epoch_, peer, header, data, std::move(done));
   }
   absl::Status Fence(const Epoch& peer, absl::Duration timeout) override {
@@ -443,6 +449,7 @@ class LoopbackTransport final : public Transport {
   TransportStats stats() const override { return network_->stats(*endpoint_); }
   void Close() override {
     if (!thread_.joinable()) return;
+    closed_ = true;
     network_->Leave(epoch_);
     thread_.join();
   }
@@ -451,6 +458,7 @@ class LoopbackTransport final : public Transport {
   const std::shared_ptr<Network> network_;
   const Epoch epoch_;
   const std::shared_ptr<Endpoint> endpoint_;
+  std::atomic<bool> closed_{false};
   std::thread thread_;  // the progress thread
 };
 

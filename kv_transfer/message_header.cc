@@ -3,26 +3,13 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "kv_transfer/little_endian.h"
 
 namespace kv_transfer {
 namespace {
 
 constexpr uint32_t kMagic = 0x42564b46;  // "FKVB" in memory order
 constexpr uint16_t kVersion = 1;
-
-template <typename T>
-void StoreLittleEndian(T value, std::byte* out) {
-  for (size_t i = 0; i < sizeof(T); ++i) {
-    out[i] = static_cast<std::byte>(static_cast<uint64_t>(value) >> (8 * i));
-  }
-}
-
-template <typename T>
-T LoadLittleEndian(const std::byte* in) {
-  uint64_t value = 0;
-  for (size_t i = 0; i < sizeof(T); ++i) value |= static_cast<uint64_t>(in[i]) << (8 * i);
-  return static_cast<T>(value);
-}
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #ifndef TESTS_KV_TRANSFER_SIDE_H_
 #define TESTS_KV_TRANSFER_SIDE_H_
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
@@ -20,43 +21,48 @@
 
 namespace kv_transfer {
 
-// A value that another thread sets once; waiting for it is bounded.
+// A value that another thread sets; waiting for it is bounded.  A handle: copies share the value,
+// so a callback that comes late, after its test has failed, finds it alive.
 template <typename T>
 class Promised {
  public:
-  void Set(T value) {
-    std::lock_guard lock(mutex_);
-    ++times_;
-    value_ = std::move(value);
-    changed_.notify_all();
+  void Set(T value) const {
+    std::lock_guard lock(state_->mutex);
+    ++state_->times;
+    state_->value = std::move(value);
+    state_->changed.notify_all();
   }
   // Nothing if it was not set in time.
-  std::optional<T> Wait(absl::Duration timeout = absl::Seconds(20)) {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [&] { return value_.has_value(); });
-    return value_;
+  std::optional<T> Wait(absl::Duration timeout = absl::Seconds(20)) const {
+    std::unique_lock lock(state_->mutex);
+    state_->changed.wait_for(lock, absl::ToChronoNanoseconds(timeout),
+                             [&] { return state_->value.has_value(); });
+    return state_->value;
   }
   int times() const {
-    std::lock_guard lock(mutex_);
-    return times_;
+    std::lock_guard lock(state_->mutex);
+    return state_->times;
   }
 
  private:
-  mutable std::mutex mutex_;  // guards everything below
-  std::condition_variable changed_;
-  std::optional<T> value_;
-  int times_ = 0;
+  struct State {
+    std::mutex mutex;  // guards the rest
+    std::condition_variable changed;
+    std::optional<T> value;
+    int times = 0;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 inline TransferId RandomId() { return Epoch::Random().bytes; }
 
-// The byte at `offset` of block `block` in a transfer with `seed`; never 0xDD, the poison.
+// Bytes that depend on the seed and the position.
 inline void FillPattern(absl::Span<std::byte> block, uint64_t seed) {
   uint64_t x = seed * 0x9e3779b97f4a7c15ull + 1;
-  for (size_t i = 0; i < block.size(); ++i) {
+  for (size_t i = 0; i < block.size(); i += sizeof(x)) {
     x = x * 6364136223846793005ull + 1442695040888963407ull;
-    const auto value = static_cast<uint8_t>(x >> 56);
-    block[i] = static_cast<std::byte>(value == 0xdd ? 0xdc : value);
+    const uint64_t mixed = x ^ (x >> 29);
+    std::memcpy(block.data() + i, &mixed, std::min(sizeof(mixed), block.size() - i));
   }
 }
 inline constexpr std::byte kPoison{0xdd};
@@ -139,7 +145,8 @@ struct Side {
   absl::Status SendAndWait(const Epoch& peer, const MessageHeader& header,
                            absl::Span<const std::byte> data) {
     Promised<absl::Status> done;
-    transport->Send(peer, header, data, [&](absl::Status status) { done.Set(std::move(status)); });
+    transport->Send(peer, header, data,
+                    [done](absl::Status status) { done.Set(std::move(status)); });
     return done.Wait().value_or(absl::DeadlineExceededError("the send did not end"));
   }
   // Sends all blocks as one transfer and waits until no send is in flight.
@@ -147,7 +154,7 @@ struct Side {
     const auto outgoing = StartOutgoingTransfer(transport.get(), peer, id, /*attempt=*/1);
     for (int32_t i = 0; i < source.size(); ++i) outgoing->SendBlock(i, source[i]);
     Promised<OutgoingResult> drained;
-    outgoing->Finish([&](OutgoingResult result) { drained.Set(std::move(result)); });
+    outgoing->Finish([drained](OutgoingResult result) { drained.Set(std::move(result)); });
     return drained.Wait().value_or(
         OutgoingResult{.status = absl::DeadlineExceededError("sends did not drain"),
                        .first_sent = absl::InfinitePast()});

@@ -1,0 +1,250 @@
+#include "kv_transfer/ucx_worker.h"
+
+#include <ucs/debug/debug.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "kv_transfer/host_id.h"
+#include "kv_transfer/socket_address.h"
+#include "status/check.h"
+#include "status/status_macros.h"
+
+namespace kv_transfer {
+namespace {
+
+absl::Status UcxError(const std::string& kind, const char* what, ucs_status_t status) {
+  return absl::UnavailableError(
+      absl::StrCat("ucx ", kind, ": ", what, ": ", ucs_status_string(status)));
+}
+
+using Settings = std::vector<std::pair<const char*, std::string>>;
+
+// One keepalive interval does not suit both: on shared memory it is what notices a dead peer (in
+// about one interval), on sockets a short one keeps the kernel's own keepalive from noticing a
+// silent cut.
+absl::StatusOr<Settings> SettingsFor(const std::string& kind, const UcxOptions& options) {
+  if (kind == "shm") {
+    // Without MM_ERROR_HANDLING no endpoint with peer error handling can use shared memory.
+    return Settings{
+        {"TLS", "shm,self"}, {"MM_ERROR_HANDLING", "y"}, {"KEEPALIVE_INTERVAL", "500ms"}};
+  }
+  if (kind == "tcp") {
+    return Settings{{"TLS", "tcp"},
+                    {"NET_DEVICES", options.net_devices},
+                    {"KEEPALIVE_INTERVAL", "10s"},
+                    {"TCP_KEEPIDLE", "1s"},
+                    {"TCP_KEEPINTVL", "1s"},
+                    {"TCP_KEEPCNT", "3"}};
+  }
+  if (kind == "rc") {
+    return Settings{
+        {"TLS", "rc"}, {"NET_DEVICES", options.net_devices}, {"KEEPALIVE_INTERVAL", "10s"}};
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("link kind \"", kind, "\" is none of shm, tcp, rc"));
+}
+
+// UCX installs handlers for these when it is loaded; crashes are this process's own business.
+void KeepOwnSignalHandlers() {
+  static const bool once = [] {
+    for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) ucs_debug_disable_signal(signal);
+    return true;
+  }();
+  (void)once;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(const std::string& kind,
+                                                             const UcxOptions& options,
+                                                             const Handlers& handlers) {
+  KeepOwnSignalHandlers();
+  std::unique_ptr<UcxWorker> worker(new UcxWorker());
+  worker->address_.kind = kind;
+  worker->user_data_ = handlers.user_data;
+  RETURN_IF_ERROR(worker->Init(options, handlers));
+  return worker;
+}
+
+UcxWorker::~UcxWorker() {
+  for (const ucp_mem_h memory : registered_) ucp_mem_unmap(context_, memory);
+  if (listener_ != nullptr) ucp_listener_destroy(listener_);
+  if (worker_ != nullptr) ucp_worker_destroy(worker_);
+  if (context_ != nullptr) ucp_cleanup(context_);
+}
+
+absl::Status UcxWorker::Init(const UcxOptions& options, const Handlers& handlers) {
+  const std::string& kind = address_.kind;
+  ASSIGN_OR_RETURN(const Settings settings, SettingsFor(kind, options));
+
+  ucp_config_t* config = nullptr;
+  ucs_status_t status = ucp_config_read(nullptr, nullptr, &config);
+  if (status != UCS_OK) return UcxError(kind, "reading its configuration", status);
+  for (const auto& [name, value] : settings) {
+    status = ucp_config_modify(config, name, value.c_str());
+    if (status != UCS_OK) {
+      ucp_config_release(config);
+      return UcxError(kind, name, status);
+    }
+  }
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  params.name = "ferry";
+  status = ucp_init(&params, config, &context_);
+  ucp_config_release(config);
+  if (status != UCS_OK) return UcxError(kind, "no such link here", status);
+
+  ucp_worker_params_t worker_params{};
+  worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  // Created on one thread and used on another, never on two at once.
+  worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+  status = ucp_worker_create(context_, &worker_params, &worker_);
+  if (status != UCS_OK) return UcxError(kind, "creating a worker", status);
+  status = ucp_worker_get_efd(worker_, &event_fd_);
+  if (status != UCS_OK) return UcxError(kind, "getting its event descriptor", status);
+
+  const std::pair<unsigned, ucp_am_recv_callback_t> callbacks[] = {
+      {kHelloAm, handlers.on_hello}, {kMessageAm, handlers.on_message}};
+  for (const auto& [id, callback] : callbacks) {
+    ucp_am_handler_param_t handler{};
+    handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                         UCP_AM_HANDLER_PARAM_FIELD_ARG;
+    handler.id = id;
+    handler.cb = callback;
+    handler.arg = this;
+    status = ucp_worker_set_am_recv_handler(worker_, &handler);
+    if (status != UCS_OK) return UcxError(kind, "setting a message handler", status);
+  }
+
+  ucp_address_t* raw = nullptr;
+  size_t raw_bytes = 0;
+  status = ucp_worker_get_address(worker_, &raw, &raw_bytes);
+  if (status != UCS_OK) return UcxError(kind, "getting its address", status);
+  address_.worker_address.assign(reinterpret_cast<const char*>(raw), raw_bytes);
+  ucp_worker_release_address(worker_, raw);
+  address_.host_id = HostId();
+  return kind == "shm" ? absl::OkStatus() : Listen(options, handlers);
+}
+
+absl::Status UcxWorker::Listen(const UcxOptions& options, const Handlers& handlers) {
+  ASSIGN_OR_RETURN(const SocketAddress wanted,
+                   MakeSocketAddress(options.listen_ip, options.listen_port));
+  ucp_listener_params_t params{};
+  params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
+  params.sockaddr.addr = wanted.get();
+  params.sockaddr.addrlen = wanted.length;
+  params.conn_handler.cb = handlers.on_connection;
+  params.conn_handler.arg = this;
+  const std::string where =
+      absl::StrCat("listening on ", options.listen_ip, " port ", options.listen_port);
+  ucs_status_t status = ucp_listener_create(worker_, &params, &listener_);
+  if (status != UCS_OK) return UcxError(address_.kind, where.c_str(), status);
+  ucp_listener_attr_t attributes{};
+  attributes.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
+  status = ucp_listener_query(listener_, &attributes);
+  if (status != UCS_OK) return UcxError(address_.kind, where.c_str(), status);
+  SocketAddress bound;
+  bound.storage = attributes.sockaddr;
+  address_.listener = ReachableName(bound);
+  return absl::OkStatus();
+}
+
+absl::Status UcxWorker::Register(absl::Span<std::byte> region) {
+  if (address_.kind != "rc") return absl::OkStatus();  // the others pin nothing
+  ucp_mem_map_params_t params{};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+  params.address = region.data();
+  params.length = region.size();
+  ucp_mem_h memory = nullptr;
+  const ucs_status_t status = ucp_mem_map(context_, &params, &memory);
+  if (status != UCS_OK) return UcxError(address_.kind, "registering memory", status);
+  registered_.push_back(memory);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ucp_ep_h> UcxWorker::CreateEndpoint(ucp_ep_params_t params,
+                                                   ucp_err_handler_cb_t on_error,
+                                                   void* on_error_arg) {
+  params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = on_error;
+  params.err_handler.arg = on_error_arg;
+  ucp_ep_h endpoint = nullptr;
+  const ucs_status_t status = ucp_ep_create(worker_, &params, &endpoint);
+  if (status != UCS_OK) return UcxError(address_.kind, "creating an endpoint", status);
+  return endpoint;
+}
+
+absl::StatusOr<ucp_ep_h> UcxWorker::ConnectTo(const LinkAddress& peer,
+                                              ucp_err_handler_cb_t on_error, void* on_error_arg) {
+  if (listener_ == nullptr) {
+    return ConnectToWorker(peer.worker_address, on_error, on_error_arg);
+  }
+  ASSIGN_OR_RETURN(const SocketAddress address, ParseSocketAddress(peer.listener));
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
+  params.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
+  params.sockaddr.addr = address.get();
+  params.sockaddr.addrlen = address.length;
+  return CreateEndpoint(params, on_error, on_error_arg);
+}
+
+absl::StatusOr<ucp_ep_h> UcxWorker::ConnectToWorker(const std::string& worker_address,
+                                                    ucp_err_handler_cb_t on_error,
+                                                    void* on_error_arg) {
+  // UCX reads an address without knowing its length; one that is far too short was cut on the way.
+  if (worker_address.size() < 16) {
+    return absl::UnavailableError(absl::StrCat("ucx ", address_.kind, ": a worker address of ",
+                                               worker_address.size(), " bytes"));
+  }
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
+  params.address = reinterpret_cast<const ucp_address_t*>(worker_address.data());
+  return CreateEndpoint(params, on_error, on_error_arg);
+}
+
+absl::StatusOr<ucp_ep_h> UcxWorker::Accept(ucp_conn_request_h request,
+                                           ucp_err_handler_cb_t on_error, void* on_error_arg) {
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST;
+  params.conn_request = request;
+  return CreateEndpoint(params, on_error, on_error_arg);
+}
+
+std::string UcxWorker::LinkName(ucp_ep_h endpoint) const {
+  // UCX 1.13 tells the transports of an endpoint only in its printed description, in lines such as
+  // "#   lane[0]:  2:tcp/lo.0 md[1] ...".
+  char* text = nullptr;
+  size_t bytes = 0;
+  std::FILE* const stream = open_memstream(&text, &bytes);
+  FERRY_CHECK(stream != nullptr) << "out of memory";
+  ucp_ep_print_info(endpoint, stream);
+  std::fclose(stream);
+  std::set<std::string> names;
+  for (const auto line : absl::StrSplit(std::string(text, bytes), '\n')) {
+    const std::string one(line);
+    if (one.find("lane[") == std::string::npos) continue;
+    const size_t slash = one.find('/');
+    const size_t start = one.rfind(':', slash);
+    const size_t end = one.find_first_of(". ", slash);
+    if (slash == std::string::npos || start == std::string::npos || end == std::string::npos) {
+      continue;
+    }
+    // Of shared memory the transport tells something, of a network the device.
+    names.insert(address_.kind == "shm" ? one.substr(start + 1, slash - start - 1)
+                                        : one.substr(slash + 1, end - slash - 1));
+  }
+  std::free(text);
+  std::string joined;
+  for (const std::string& name : names) absl::StrAppend(&joined, joined.empty() ? "" : "+", name);
+  return absl::StrCat(address_.kind, "/", joined);
+}
+
+}  // namespace kv_transfer
