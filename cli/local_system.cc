@@ -148,7 +148,10 @@ absl::StatusOr<std::string> LocalSystem::WaitForAddress(const std::string& name)
   while (absl::Now() < ready_deadline_) {
     std::ifstream file(absl::StrCat(run_dir_, "/", name));
     for (std::string line; std::getline(file, line);) {
-      if (line.rfind(kKey, 0) == 0) return absl::StrCat("127.0.0.1:", line.substr(kKey.size()));
+      if (line.rfind(kKey, 0) != 0) continue;
+      std::string address = absl::StrCat("127.0.0.1:", line.substr(kKey.size()));
+      names_by_address_[address] = name;
+      return address;
     }
     RETURN_IF_ERROR(CheckChildren());
     if (service::WaitForTermination(kPollInterval) != 0) {

@@ -7,6 +7,7 @@
 #define CLI_LOCAL_SYSTEM_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -45,6 +46,8 @@ class LocalSystem final {
 
   const std::string& model_name() const { return model_name_; }
   const std::string& address() const { return router_address_; }
+  // "127.0.0.1:port" -> "prefill-0"
+  const std::map<std::string, std::string>& names_by_address() const { return names_by_address_; }
 
   // Returns when a termination signal came (OK) or a child has ended (its error).
   absl::Status WaitForEnd();
@@ -74,6 +77,7 @@ class LocalSystem final {
   int log_fd_ = 2;
   absl::Time ready_deadline_;
   std::string router_address_;
+  std::map<std::string, std::string> names_by_address_;
   std::vector<std::unique_ptr<ChildProcess>> routers_;  // one
   std::vector<std::unique_ptr<ChildProcess>> prefills_;
   std::vector<std::unique_ptr<ChildProcess>> decodes_;

@@ -6,6 +6,9 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
+#include "cli/bench_command.h"
+#include "cli/demo_command.h"
+#include "cli/generate_command.h"
 #include "cli/serve_command.h"
 #include "cli/tokenize_command.h"
 

@@ -1,0 +1,95 @@
+#include "cli/generate_command.h"
+
+#include <cstdint>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "cli/generation_printer.h"
+#include "cli/sampling_flags.h"
+#include "client/ferry_client.h"
+#include "ferry/v1/inference.pb.h"
+#include "status/status_macros.h"
+
+namespace cli {
+namespace {
+
+struct Options {
+  ferry::ClientOptions client;
+  std::string prompt;
+  std::vector<uint32_t> prompt_ids;
+  ferry::v1::GenerateRequest request;
+  bool print_ids = false;
+  bool quiet = false;
+};
+
+absl::Status Run(Options& options) {
+  ferry::v1::GenerateRequest& request = options.request;
+  if (options.prompt_ids.empty()) {
+    if (options.prompt == "-") {
+      options.prompt.assign(std::istreambuf_iterator<char>(std::cin),
+                            std::istreambuf_iterator<char>());
+    }
+    request.set_text(options.prompt);
+  } else {
+    request.mutable_tokens()->mutable_ids()->Add(options.prompt_ids.begin(),
+                                                 options.prompt_ids.end());
+  }
+  const ferry::v1::SamplingParams& sampling = request.sampling();
+  GenerationPrinter printer({.num_branches = sampling.has_n() ? sampling.n() : 1,
+                             .print_ids = options.print_ids,
+                             .print_logprobs = sampling.has_logprobs()},
+                            std::cout);
+  ferry::v1::GenerateSummary summary;
+  const auto on_message = [&](const ferry::v1::GenerateResponse& response) {
+    printer.Add(response);
+    if (response.has_summary()) summary = response.summary();
+    return true;
+  };
+  ASSIGN_OR_RETURN(const auto client, ferry::Client::Create(options.client));
+  const absl::Status status = client->Generate(request, on_message);
+  printer.Finish();
+  RETURN_IF_ERROR(status);
+  if (!options.quiet) std::cerr << DescribeSummary(summary, "");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddGenerateCommand(CLI::App& app, absl::Status* result) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = app.add_subcommand("generate", "Generate text for one prompt");
+  ferry::v1::GenerateRequest& request = options->request;
+  command->add_option("--address", options->client.address, "host:port of a router")->required();
+  command->add_option("--tls_ca", options->client.tls_ca_file,
+                      "PEM authority of the router's certificate");
+  command->add_option("--tls_cert", options->client.tls_cert_file,
+                      "PEM certificate of this client");
+  command->add_option("--tls_key", options->client.tls_key_file, "PEM key of this client");
+  command->add_option_function<std::string>(
+      "--model", [&request](const std::string& name) { request.set_model(name); },
+      "A served model's name");
+  CLI::Option* prompt =
+      command->add_option("--prompt", options->prompt, "The text, or - for standard input");
+  command->add_option("--prompt_ids", options->prompt_ids, "Token ids instead, with commas")
+      ->delimiter(',')
+      ->excludes(prompt);
+  command->add_option_function<std::string>(
+      "--request_id", [&request](const std::string& id) { request.set_request_id(id); },
+      "Name of the request in logs; default: the router's");
+  command->add_option_function<std::string>(
+      "--cache_salt", [&request](const std::string& salt) { request.set_cache_salt(salt); },
+      "Only requests with the same salt share cached blocks");
+  command->add_option_function<int32_t>(
+      "--priority", [&request](const int32_t& priority) { request.set_priority(priority); },
+      "Higher is served first");
+  command->add_flag("--print_ids", options->print_ids, "Print the token ids after the text");
+  command->add_flag("--quiet", options->quiet, "No summary on stderr");
+  AddSamplingFlags(*command, request.mutable_sampling());
+  command->callback([options, result] { *result = Run(*options); });
+}
+
+}  // namespace cli
