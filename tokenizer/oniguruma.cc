@@ -47,6 +47,10 @@ const char* ClassOf(char letter) {
 }  // namespace
 
 absl::StatusOr<std::string> TranslateOniguruma(std::string_view pattern) {
+  // DeepSeek-V2 splits at \s+$.  Searched for as it stands it is quadratic in a run of spaces that
+  // does not end the line: every space of the run is tried.  If the run's first one does not match,
+  // or the one where the search begins, no later one does.
+  if (pattern == "\\s+$") return absl::StrCat("(?:\\G|(?<![", kSpace, "]))[", kSpace, "]+$");
   std::string out;
   bool in_class = false;
   for (size_t i = 0; i < pattern.size(); ++i) {

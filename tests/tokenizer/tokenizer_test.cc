@@ -155,18 +155,46 @@ TEST(TokenizerTest, RefusesInvalidTextAndIds) {
   }
 }
 
+// Quadratic work would show at a quarter of a megabyte as well; the runs that users really send are
+// longer.
+size_t LongRunBytes(std::string_view unit) {
+  return unit == "a" || unit == " " ? 1 << 20 : 1 << 18;
+}
+
 TEST(TokenizerTest, LongRunsOfOneCharacter) {
   const Tokenizer& tokenizer = DeepSeekV3();
-  constexpr size_t kBytes = 1 << 20;
   for (const std::string_view unit :
        {"a", " ", "\n", "1", ".", "\xE4\xB8\xAD", "\xCC\x81", " \n", "\x01", "<"}) {
     std::string text;
-    while (text.size() < kBytes) text += unit;
+    while (text.size() < LongRunBytes(unit)) text += unit;
     // With something behind the run, patterns must step back.
     for (const char* end : {"", "x"}) {
       const auto ids = tokenizer.Encode(text + end, false);
       ASSERT_TRUE(ids.ok()) << ids.status();
       ASSERT_EQ(*tokenizer.Decode(*ids, false), text + end);
+    }
+  }
+}
+
+TEST(TokenizerTest, LongRunsWithDeepSeekV2sSplits) {
+  nlohmann::json json = TinyTokenizer();
+  nlohmann::json splits = nlohmann::json::array();
+  for (const char* pattern :
+       {"[\r\n]", "\\s?[A-Za-zµÀ-ÖØ-öø-ƺ]+", "\\s?[!-/:-~！-／：-～‘-‟　-。]+", "\\s+$",
+        "[一-龥ࠀ-一가-퟿]+"}) {
+    splits.push_back(
+        {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}});
+  }
+  splits.push_back({{"type", "Digits"}, {"individual_digits", true}});
+  splits.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
+  json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", splits}};
+  const auto tokenizer = Make(json);
+  for (const char unit : {'a', ' ', '\n', '1', '.'}) {
+    for (const char* end : {"", "x", "1", "\xE2\x80\x8B"}) {
+      const std::string text = std::string(LongRunBytes({&unit, 1}), unit) + end;
+      const auto ids = tokenizer->Encode(text, false);
+      ASSERT_TRUE(ids.ok()) << ids.status();
+      ASSERT_EQ(ids->size(), text.size());
     }
   }
 }
