@@ -29,7 +29,8 @@ absl::Status GatherKv(ThreadPool& pool, const GatherKvParams& params) {
     const int32_t end = std::min(begin + kRowsPerTask, params.num_rows);
     for (int32_t row = begin; row < end; ++row) {
       float* latent = params.latent + row * params.latent_row_stride;
-      float* k_rope = params.k_rope + row * params.k_rope_row_stride;
+      float* k_rope =
+          params.rope_dim == 0 ? nullptr : params.k_rope + row * params.k_rope_row_stride;
       if (params.slots[row] < 0) {
         std::fill_n(latent, params.kv_lora_rank, 0.0f);
         std::fill_n(k_rope, params.rope_dim, 0.0f);

@@ -30,8 +30,8 @@ FERRY_INLINE float Exp(float x) {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  const float power = std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23);
-  return x < lowest ? 0.0f : p * power;
+  const int32_t power = (static_cast<int32_t>(n) + 127) << 23;
+  return p * std::bit_cast<float>(x < lowest ? 0 : power);
 }
 
 FERRY_INLINE LogitRange FindRangeBody(const float* logits, int64_t count) {
@@ -61,14 +61,15 @@ FERRY_INLINE LogitRange FindRangeBody(const float* logits, int64_t count) {
 FERRY_INLINE double SumExpBody(const float* logits, int64_t count, float max) {
   double sum = 0;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t end = begin + kBlock < count ? begin + kBlock : count;
+    const int64_t size = begin + kBlock < count ? kBlock : count - begin;
+    float values[kBlock];
+    for (int64_t i = 0; i < size; ++i) values[i] = Exp(logits[begin + i] - max);
+    for (int64_t i = size; i % 8 != 0; ++i) values[i] = 0;
     float lanes[8] = {};
-    int64_t i = begin;
-    for (; i + 8 <= end; i += 8) {
-      for (int lane = 0; lane < 8; ++lane) lanes[lane] += Exp(logits[i + lane] - max);
+    for (int64_t i = 0; i < size; i += 8) {
+      for (int lane = 0; lane < 8; ++lane) lanes[lane] += values[i + lane];
     }
-    for (; i < end; ++i) lanes[0] += Exp(logits[i] - max);
-    for (float lane : lanes) sum += lane;
+    for (const float lane : lanes) sum += lane;
   }
   return sum;
 }

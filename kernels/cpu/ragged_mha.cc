@@ -12,6 +12,9 @@ namespace {
 
 constexpr int32_t kRowsPerTask = kMaxTileRows;
 constexpr int32_t kKeysPerTile = kMaxTileKeys;
+constexpr int32_t kRowPadding = 16;
+// Fewer rows than this read a tile too few times for a copy of it to pay.
+constexpr int32_t kMinRowsToPack = 12;
 
 absl::Status CheckRunningTotals(const char* name, const int32_t* totals, int32_t num_seqs) {
   if (totals == nullptr) return absl::InvalidArgumentError(absl::StrCat("ragged_mha: no ", name));
@@ -105,6 +108,16 @@ const float* At(const float* base, int64_t row, int64_t row_stride, int64_t head
   return base == nullptr ? nullptr : base + row * row_stride + head * head_stride;
 }
 
+// Rows of Q, K and V usually lie a power of two apart, so that a tile of them shares few cache
+// sets. `from` [count] rows of `dim` -> `to`, at a stride that does not; pointers follow.
+void PackRows(const float** from, int32_t count, int32_t dim, float* to) {
+  for (int32_t j = 0; j < count; ++j) {
+    float* row = to + int64_t{j} * (dim + kRowPadding);
+    std::copy_n(from[j], dim, row);
+    from[j] = row;
+  }
+}
+
 void RunTask(const RaggedMhaParams& params, const Task& task) {
   thread_local ThreadScratch<float> scratch;
   const TileShape shape{params.qk_nope_head_dim, params.qk_rope_head_dim, params.v_head_dim,
@@ -120,13 +133,27 @@ void RunTask(const RaggedMhaParams& params, const Task& task) {
 
   TileRows rows;
   rows.count = task.row_end - task.row_begin;
-  float* acc = scratch.Get(static_cast<size_t>(kRowsPerTask) * params.v_head_dim);
+  const bool pack = rows.count >= kMinRowsToPack;
+  const size_t nope_stride = params.qk_nope_head_dim + kRowPadding;
+  const size_t rope_stride = params.qk_rope_head_dim + kRowPadding;
+  const size_t v_stride = params.v_head_dim + kRowPadding;
+  float* acc = scratch.Get(kRowsPerTask * (v_stride + nope_stride + rope_stride) +
+                           kKeysPerTile * (v_stride + nope_stride));
+  float* packed_q_nope = acc + kRowsPerTask * v_stride;
+  float* packed_q_rope = packed_q_nope + kRowsPerTask * nope_stride;
+  float* packed_k_nope = packed_q_rope + kRowsPerTask * rope_stride;
+  float* packed_v = packed_k_nope + kKeysPerTile * nope_stride;
   for (int32_t i = 0; i < rows.count; ++i) {
     const int64_t row = q_begin + task.row_begin + i;
     rows.q0[i] = At(params.q_nope, row, params.q_nope_row_stride, head, params.q_nope_head_stride);
     rows.q1[i] = At(params.q_rope, row, params.q_rope_row_stride, head, params.q_rope_head_stride);
-    rows.acc[i] = acc + int64_t{i} * params.v_head_dim;
+    rows.acc[i] = acc + i * v_stride;
     rows.Reset(i, params.v_head_dim);
+  }
+
+  if (pack) {
+    PackRows(rows.q0, rows.count, params.qk_nope_head_dim, packed_q_nope);
+    PackRows(rows.q1, rows.count, params.qk_rope_head_dim, packed_q_rope);
   }
 
   // Keys [0, num_keys) are seen by the last row, the one that sees most.
@@ -145,6 +172,10 @@ void RunTask(const RaggedMhaParams& params, const Task& task) {
     for (int32_t i = 0; i < rows.count; ++i) {
       const int64_t seen = offset + task.row_begin + i + 1 - begin;
       rows.num_visible[i] = static_cast<int32_t>(std::clamp<int64_t>(seen, 0, tile_keys));
+    }
+    if (pack) {
+      PackRows(keys.k0, tile_keys, params.qk_nope_head_dim, packed_k_nope);
+      PackRows(keys.v, tile_keys, params.v_head_dim, packed_v);
     }
     AttendTile(shape, keys, rows);
   }
