@@ -9,12 +9,22 @@
 #include "cli/bench_command.h"
 #include "cli/demo_command.h"
 #include "cli/generate_command.h"
+#include "cli/inspect_command.h"
+#include "cli/parity_command.h"
 #include "cli/serve_command.h"
 #include "cli/tokenize_command.h"
 
 namespace {
 
-void AddCommands(CLI::App& app, absl::Status* result) { cli::AddTokenizeCommand(app, result); }
+void AddCommands(CLI::App& app, absl::Status* result) {
+  cli::AddBenchCommand(app, result);
+  cli::AddDemoCommand(app, result);
+  cli::AddGenerateCommand(app, result);
+  cli::AddInspectCommand(app, result);
+  cli::AddParityCommand(app, result);
+  cli::AddServeCommand(app, result);
+  cli::AddTokenizeCommand(app, result);
+}
 
 }  // namespace
 

@@ -1,0 +1,67 @@
+#include "cli/engine_session.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "status/check.h"
+#include "status/status_macros.h"
+
+namespace cli {
+
+absl::StatusOr<std::unique_ptr<EngineSession>> EngineSession::Create(
+    const engine::EngineOptions& options, int32_t num_blocks) {
+  std::unique_ptr<EngineSession> session(new EngineSession());
+  ASSIGN_OR_RETURN(session->engine_, engine::Engine::Create(options));
+  const int64_t all_blocks = int64_t{num_blocks} + 1;  // block 0 is reserved
+  ASSIGN_OR_RETURN(
+      engine::CacheMemory memory,
+      engine::CacheMemory::Map(all_blocks * session->engine_->cache_layout().block_bytes()));
+  session->memory_ = std::make_unique<engine::CacheMemory>(std::move(memory));
+  std::memset(session->cache().data(), 0xff, session->cache().size());
+  session->engine_->SetCache(session->cache(), {});
+  session->pool_ = std::make_unique<engine::BlockPool>(num_blocks + 1);
+  session->plan_ = std::make_unique<model::StepPlan>(session->engine_->limits());
+  return session;
+}
+
+absl::StatusOr<EngineSession::StepReply> EngineSession::Step(engine::Sequence& seq,
+                                                             const StepRequest& request) {
+  const int32_t start = seq.num_computed;
+  const int32_t end = start + request.num_tokens;
+  RETURN_IF_ERROR(engine::GrowBlocks(seq, end, block_size(), *pool_));
+  engine::PlanBuilder builder(block_size(), *plan_);
+  builder.Begin(++step_id_);
+  builder.Add(seq, request.num_tokens, request.absorbed, request.sample);
+  int32_t& num_logit_rows = plan_->counts().num_logit_rows;
+  for (int32_t position = std::max(start, request.logits_from.value_or(end)); position < end;
+       ++position) {
+    FERRY_CHECK(num_logit_rows < engine_->limits().max_logit_rows) << "position=" << position;
+    plan_->logit_rows[num_logit_rows++] = position - start;
+  }
+  ASSIGN_OR_RETURN(const engine::StepHandle handle, engine_->Launch(*plan_));
+  ASSIGN_OR_RETURN(const engine::StepResult result, engine_->Collect(handle));
+  StepReply reply;
+  if (request.sample) reply.token = result.samples[0].token_id;
+  reply.logits.assign(result.logits.begin(), result.logits.end());
+  return reply;
+}
+
+void EngineSession::Accept(engine::Sequence& seq, int32_t token) {
+  engine::AcceptToken(seq, step_id_, token);
+}
+
+engine::Sequence EngineSession::NewSequence(absl::Span<const int32_t> tokens) const {
+  engine::Sequence seq;
+  seq.tokens.assign(tokens.begin(), tokens.end());
+  seq.num_prompt_tokens = static_cast<int32_t>(tokens.size());
+  seq.sampling.temperature = 0;
+  return seq;
+}
+
+absl::Span<std::byte> EngineSession::Block(engine::BlockId block) const {
+  const int64_t block_bytes = engine_->cache_layout().block_bytes();
+  return cache().subspan(block * block_bytes, block_bytes);
+}
+
+}  // namespace cli

@@ -1,0 +1,55 @@
+#include "cli/inspect_command.h"
+
+#include <cstdlib>
+#include <sstream>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/model/editable_checkpoint.h"
+
+namespace cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string GoldenModel(const std::string& name) {
+  const char* dir = std::getenv("FERRY_GOLDEN_DIR");
+  FERRY_CHECK(dir != nullptr) << "FERRY_GOLDEN_DIR is not set";
+  return std::string(dir) + "/models/" + name;
+}
+
+TEST(InspectCommandTest, ShowsWhatIsThere) {
+  std::ostringstream out;
+  const absl::Status status = InspectCheckpoint(GoldenModel("v3_fp8"), out);
+  ASSERT_TRUE(status.ok()) << status;
+  for (const char* part :
+       {"deepseek_v3: 2 layers (1 dense, 1 of experts), hidden size 256",
+        "2 heads, query and key 128 + 64 rotary, value 128; latent 512; query rank 128",
+        "8 routed, 4 a token, 1 shared, intermediate size 128", "F8_E4M3", "; complete",
+        "skipped      0 tensors",
+        // 576 values of 4 or 2 bytes; 512 + 4 scales of 4 + 64 of 2; two layers.
+        "float32  4608 bytes a token (2304 a layer)", "bfloat16 2304 bytes a token (1152 a layer)",
+        "fp8      1312 bytes a token (656 a layer)"}) {
+    EXPECT_THAT(out.str(), HasSubstr(part));
+  }
+}
+
+TEST(InspectCommandTest, CountsParametersAndSkippedTensors) {
+  const std::string dir = ::testing::TempDir() + "/inspect_test";
+  model::EditableCheckpoint checkpoint = model::EditableCheckpoint::Read(GoldenModel("v2_group"));
+  int64_t parameters = 0;
+  for (const auto& [name, tensor] : checkpoint.tensors) parameters += tensor.bytes.size() / 2;
+  checkpoint.tensors["model.layers.3.enorm.weight"] = {"BF16", {2}, "1234"};
+  checkpoint.Write(dir, /*num_shards=*/2);
+  std::ostringstream out;
+  ASSERT_TRUE(InspectCheckpoint(dir, out).ok());
+  EXPECT_THAT(out.str(), HasSubstr("weights      " + std::to_string(parameters) + " parameters"));
+  EXPECT_THAT(out.str(), HasSubstr("skipped      1 tensors"));
+  EXPECT_THAT(out.str(), HasSubstr("files        2,"));
+  checkpoint.Take("model.norm.weight");
+  checkpoint.Write(dir);
+  EXPECT_THAT(InspectCheckpoint(dir, out).ToString(), HasSubstr("model.norm.weight is missing"));
+}
+
+}  // namespace
+}  // namespace cli

@@ -1,0 +1,122 @@
+// Every fixture over every path: what `ferry parity` prints and returns.
+
+#include "cli/parity_runner.h"
+
+#include <cstdlib>
+#include <sstream>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/model/editable_checkpoint.h"
+
+namespace cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string GoldenModel(const std::string& name) {
+  const char* dir = std::getenv("FERRY_GOLDEN_DIR");
+  FERRY_CHECK(dir != nullptr) << "FERRY_GOLDEN_DIR is not set";
+  return std::string(dir) + "/models/" + name;
+}
+
+struct Fixture {
+  const char* name;
+  // Means over the cases of the fixtures README's tables: transformers' bf16 run (v3_fp8 is judged
+  // as v3), and an fp8 cache.
+  double bfloat16_mean;
+  double fp8_mean;
+};
+const Fixture kFixtures[] = {
+    {"v2_lite", (0.0110 + 0.0122 + 0.0186 + 0.0244 + 0.0221) / 5,
+     (0.0315 + 0.0514 + 0.0618 + 0.0723 + 0.0590) / 5},
+    {"v2_group", (0.0258 + 0.0327 + 0.0274 + 0.0527 + 0.0288) / 5,
+     (0.0574 + 0.2722 + 0.1468 + 0.1159 + 0.1094) / 5},
+    {"v3", (0.0118 + 0.0176 + 0.0361 + 0.0549 + 0.0612) / 5,
+     (0.4195 + 0.1229 + 0.1250 + 0.1160 + 0.1122) / 5},
+    {"v3_odd", (0.0122 + 0.0182 + 0.0616 + 0.0439 + 0.0296) / 5,
+     (0.0524 + 0.0673 + 0.0885 + 0.1172 + 0.1362) / 5},
+    {"v3_fp8", (0.0118 + 0.0176 + 0.0361 + 0.0549 + 0.0612) / 5,
+     (0.4195 + 0.1229 + 0.1250 + 0.1160 + 0.1122) / 5},
+};
+
+class ParityRunnerTest : public ::testing::TestWithParam<Fixture> {};
+
+TEST_P(ParityRunnerTest, Float32PassesOnEveryPath) {
+  ParityOptions options;
+  options.model_dir = GoldenModel(GetParam().name);
+  std::ostringstream out;
+  const absl::StatusOr<Verdict> verdict = RunParity(options, out);
+  ASSERT_TRUE(verdict.ok()) << verdict.status();
+  EXPECT_EQ(verdict->failed, 0) << out.str();
+  EXPECT_EQ(verdict->passed, 5 * 4) << out.str();
+  for (const char* path : {"whole", "chunked", "decode", "transfer"}) {
+    EXPECT_THAT(out.str(), HasSubstr(path));
+  }
+  EXPECT_THAT(out.str(), ::testing::EndsWith("\n20 passed, 0 failed\n"));
+}
+
+TEST_P(ParityRunnerTest, ABfloat16CacheIsWithinItsBound) {
+  ParityOptions options;
+  options.model_dir = GoldenModel(GetParam().name);
+  options.kv_cache_dtype = "bfloat16";
+  options.max_mean_delta = 1.25 * GetParam().bfloat16_mean;
+  std::ostringstream out;
+  const absl::StatusOr<Verdict> verdict = RunParity(options, out);
+  ASSERT_TRUE(verdict.ok()) << verdict.status();
+  EXPECT_EQ(verdict->failed, 0) << out.str();
+  EXPECT_EQ(verdict->passed, 5 * 4);
+}
+
+TEST_P(ParityRunnerTest, AnFp8CacheIsWithinItsBound) {
+  ParityOptions options;
+  options.model_dir = GoldenModel(GetParam().name);
+  options.kv_cache_dtype = "fp8";
+  options.max_mean_delta = 1.25 * GetParam().fp8_mean;
+  options.paths = {ParityPath::kWhole, ParityPath::kDecode};
+  std::ostringstream out;
+  const absl::StatusOr<Verdict> verdict = RunParity(options, out);
+  ASSERT_TRUE(verdict.ok()) << verdict.status();
+  EXPECT_EQ(verdict->failed, 0) << out.str();
+  EXPECT_EQ(verdict->passed, 5 * 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Fixtures, ParityRunnerTest, ::testing::ValuesIn(kFixtures),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(ParityVerdictTest, ADamagedCheckpointFails) {
+  const std::string dir = ::testing::TempDir() + "/parity_damaged";
+  model::EditableCheckpoint checkpoint = model::EditableCheckpoint::Read(GoldenModel("v2_group"));
+  // One weight of one expert, from bf16 x to -x.
+  std::string& bytes =
+      checkpoint.tensors.at("model.layers.2.mlp.shared_experts.up_proj.weight").bytes;
+  bytes[1] = static_cast<char>(bytes[1] ^ 0x80);
+  checkpoint.Write(dir);
+  ParityOptions options;
+  options.model_dir = dir;
+  options.golden_file = GoldenModel("v2_group") + "/golden.safetensors";
+  options.paths = {ParityPath::kWhole};
+  std::ostringstream out;
+  const absl::StatusOr<Verdict> verdict = RunParity(options, out);
+  ASSERT_TRUE(verdict.ok()) << verdict.status();
+  EXPECT_GT(verdict->failed, 0) << out.str();
+}
+
+TEST(ParityVerdictTest, SaysWhatKeepsARunFromTakingPlace) {
+  ParityOptions options;
+  std::ostringstream out;
+  options.model_dir = "/nowhere";
+  EXPECT_THAT(RunParity(options, out).status().ToString(), HasSubstr("/nowhere/config.json"));
+  options.model_dir = GoldenModel("v3");
+  options.golden_file = "/nowhere/golden.safetensors";
+  EXPECT_THAT(RunParity(options, out).status().ToString(),
+              HasSubstr("/nowhere/golden.safetensors"));
+  options.golden_file = GoldenModel("v3_odd") + "/golden.safetensors";  // another vocabulary
+  EXPECT_THAT(RunParity(options, out).status().ToString(), HasSubstr("expected"));
+  options.golden_file.clear();
+  options.kv_cache_dtype = "int3";
+  EXPECT_THAT(RunParity(options, out).status().ToString(), HasSubstr("int3"));
+}
+
+}  // namespace
+}  // namespace cli
