@@ -69,8 +69,8 @@ absl::Status CheckGate(const GateConfig& gate) {
 void SelectExperts(const GateConfig& gate, const float* logits, const float* bias, int32_t* ids,
                    float* weights) {
   const int32_t num_experts = gate.num_experts;
-  float scores[kMaxExperts];  // what becomes the weight
-  float choice[kMaxExperts];  // what is compared
+  float scores[kMaxExperts] = {};  // what becomes the weight
+  float choice[kMaxExperts] = {};  // what is compared
   if (gate.method == GateMethod::kNoAuxTc) {
     for (int32_t e = 0; e < num_experts; ++e) {
       scores[e] = 1.0f / (1.0f + std::exp(-logits[e]));
