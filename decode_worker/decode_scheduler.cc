@@ -436,6 +436,10 @@ void DecodeScheduler::FillInfo(ferry::v1::WorkerInfo* info) const {
   info->set_role(options_.role_both ? ferry::v1::WORKER_ROLE_BOTH : ferry::v1::WORKER_ROLE_DECODE);
   info->set_state(draining_ ? ferry::v1::WORKER_STATE_DRAINING : ferry::v1::WORKER_STATE_SERVING);
   info->set_cancel_during_transfer(true);
+  // What a request may ask for is bounded by the pool too, so that "as much as fits" fits.
+  const int64_t pool_tokens = int64_t{runtime_->pool->num_blocks() - 1} * runtime_->block_size();
+  info->set_max_model_len(
+      static_cast<uint32_t>(std::min<int64_t>(info->max_model_len(), pool_tokens)));
 }
 
 void DecodeScheduler::FillLoad(ferry::v1::LoadReport* report) const {

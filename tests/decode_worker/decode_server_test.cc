@@ -538,7 +538,7 @@ TEST_F(DecodeServerTest, ManyStreamsLocalAndRemote) {
 
 TEST_F(DecodeServerTest, InfoSaysRoleAndState) {
   options_.role_both = true;
-  Start();
+  Start(/*num_blocks=*/32);
   const auto info = [&] {
     grpc::ClientContext context;
     ferry::v1::WorkerInfo info;
@@ -547,7 +547,9 @@ TEST_F(DecodeServerTest, InfoSaysRoleAndState) {
   };
   EXPECT_EQ(info().role(), ferry::v1::WORKER_ROLE_BOTH);
   EXPECT_EQ(info().state(), ferry::v1::WORKER_STATE_SERVING);
-  EXPECT_EQ(info().num_blocks(), 64u);
+  EXPECT_EQ(info().num_blocks(), 32u);
+  EXPECT_EQ(info().max_model_len(), 2048u) << "the pool holds less than the model could";
+  EXPECT_TRUE(Run(Request("all", 10, 2038)).status.ok());
   EXPECT_TRUE(info().cancel_during_transfer());
   server_->StartDrain();
   EXPECT_EQ(info().state(), ferry::v1::WORKER_STATE_DRAINING);

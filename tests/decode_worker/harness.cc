@@ -7,6 +7,7 @@
 #include "engine/cache_memory.h"
 #include "engine/plan_builder.h"
 #include "gtest/gtest.h"
+#include "kv_transfer/ucx_transport.h"
 #include "prometheus/registry.h"
 #include "status/check.h"
 
@@ -25,7 +26,14 @@ std::unique_ptr<worker::WorkerRuntime> MakeRuntime(
   runtime->engine->SetCache(runtime->token_blocks->span(), {});
   runtime->pool = std::make_unique<engine::BlockPool>(num_blocks + 1);
   runtime->hasher = std::make_unique<block_hash::BlockHasher>(0);
-  runtime->transport = kv_transfer::CreateLoopbackTransport(network, runtime->epoch);
+  if (network != nullptr) {
+    runtime->transport = kv_transfer::CreateLoopbackTransport(network, runtime->epoch);
+  } else {
+    kv_transfer::UcxOptions ucx;
+    ucx.epoch = runtime->epoch;
+    ucx.listen_ip = "127.0.0.1";
+    runtime->transport = *kv_transfer::CreateUcxTransport(ucx);
+  }
   FERRY_CHECK(runtime->transport->Register(runtime->token_blocks->span()).ok()) << "register";
   return runtime;
 }
@@ -119,8 +127,8 @@ RequestUsage RecordingSink::usage() const {
 }
 
 SchedulerHarness::SchedulerHarness(DecodeOptions options, std::unique_ptr<engine::Engine> engine,
-                                   int32_t num_blocks)
-    : network_(kv_transfer::CreateLoopbackNetwork()),
+                                   int32_t num_blocks, bool ucx)
+    : network_(ucx ? nullptr : kv_transfer::CreateLoopbackNetwork()),
       runtime_(MakeRuntime(std::move(engine), num_blocks, network_)) {
   metrics_ =
       std::make_unique<worker::WorkerMetrics>(std::make_shared<prometheus::Registry>(), *runtime_);
@@ -187,12 +195,13 @@ FakePrefill::FakePrefill(std::unique_ptr<engine::Engine> engine, int32_t num_blo
 FakePrefill::~FakePrefill() { runtime_->transport->Close(); }
 
 void FakePrefill::Connect(worker::WorkerRuntime& decode) {
-  const absl::Status connected =
-      runtime_->transport->Connect(decode.epoch, decode.transport->addresses(), kPatience);
-  EXPECT_TRUE(connected.ok()) << connected;
+  // In the order of a handshake: the decode worker first.
   const absl::Status back =
       decode.transport->Connect(epoch(), runtime_->transport->addresses(), kPatience);
   EXPECT_TRUE(back.ok()) << back;
+  const absl::Status connected =
+      runtime_->transport->Connect(decode.epoch, decode.transport->addresses(), kPatience);
+  EXPECT_TRUE(connected.ok()) << connected;
 }
 
 std::vector<FirstToken> FakePrefill::Compute(const RequestSpec& spec) {

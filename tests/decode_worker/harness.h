@@ -28,7 +28,7 @@ namespace decode_worker {
 
 inline constexpr absl::Duration kPatience = absl::Seconds(20);  // a failure, not a wait
 
-// `num_blocks` usable ones.  `transport` has the runtime's epoch.
+// `num_blocks` usable ones.  Null `network`: a UCX transport.
 std::unique_ptr<worker::WorkerRuntime> MakeRuntime(
     std::unique_ptr<engine::Engine> engine, int32_t num_blocks,
     const std::shared_ptr<kv_transfer::LoopbackNetwork>& network);
@@ -68,7 +68,7 @@ class RecordingSink final : public TokenSink {
 class SchedulerHarness final {
  public:
   SchedulerHarness(DecodeOptions options, std::unique_ptr<engine::Engine> engine,
-                   int32_t num_blocks);
+                   int32_t num_blocks, bool ucx = false);
   ~SchedulerHarness();
 
   DecodeScheduler& scheduler() { return *scheduler_; }
