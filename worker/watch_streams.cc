@@ -89,21 +89,22 @@ absl::Time LoadWatch::Tick(absl::Time now) {
 
 void LoadWatch::WriteNext() {
   if (writing_ || finished_) return;
-  if (ending_) {
-    finished_ = true;
-    Finish(Ending());
-  } else if (report_due_) {
+  if (report_due_ && !broken_) {
     report_due_ = false;
     writing_ = true;
     report_.Clear();
     control_->FillLoad(&report_);
     report_.set_seq(++seq_);
     StartWrite(&report_);
+  } else if (ending_) {
+    finished_ = true;
+    Finish(Ending());
   }
 }
 
 void LoadWatch::Stop() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  report_due_ = report_due_ || !ending_;
   ending_ = true;
   WriteNext();
 }
@@ -111,11 +112,15 @@ void LoadWatch::Stop() {
 void LoadWatch::OnWriteDone(bool ok) {
   const std::lock_guard<std::mutex> lock(mutex_);
   writing_ = false;
-  ending_ = ending_ || !ok;
+  if (!ok) broken_ = ending_ = true;
   WriteNext();
 }
 
-void LoadWatch::OnCancel() { Stop(); }
+void LoadWatch::OnCancel() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  broken_ = ending_ = true;
+  WriteNext();
+}
 
 void LoadWatch::OnDone() {
   ticker_->Remove(ticker_id_);

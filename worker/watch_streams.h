@@ -60,7 +60,7 @@ class LoadWatch final : public grpc::ServerWriteReactor<ferry::v1::LoadReport> {
   LoadWatch(const WorkerControl* control, Ticker* ticker, absl::Duration interval,
             std::function<void(LoadWatch*)> on_done);
   void Start();
-  // Ends the stream with UNAVAILABLE.
+  // Ends the stream with UNAVAILABLE, after a last report.
   void Stop();
 
  private:
@@ -79,6 +79,7 @@ class LoadWatch final : public grpc::ServerWriteReactor<ferry::v1::LoadReport> {
   std::mutex mutex_;  // guards everything below
   bool report_due_ = false;
   bool writing_ = false;
+  bool broken_ = false;
   bool ending_ = false;
   bool finished_ = false;
   uint64_t seq_ = 0;

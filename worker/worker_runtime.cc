@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "ferry/v1/worker.pb.h"
 #include "kv_transfer/ucx_transport.h"
 #include "status/status_macros.h"
 #include "tokenizer/tokenizer.h"
@@ -66,30 +65,6 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions&
 
   ASSIGN_OR_RETURN(runtime->speed, MeasureSpeed(*runtime->engine, *runtime->pool));
   return runtime;
-}
-
-void FillRuntimeInfo(const WorkerRuntime& runtime, ferry::v1::WorkerInfo* info) {
-  info->set_epoch(runtime.epoch.ToBytes());
-  info->set_model(runtime.model_name);
-  info->set_tokenizer_hash(runtime.tokenizer_hash);
-  info->set_layout_fingerprint(runtime.layout_fingerprint);
-  info->set_block_size(runtime.block_size());
-  info->set_block_bytes(runtime.block_bytes());
-  info->set_num_blocks(runtime.pool->num_blocks() - 1);
-  info->set_max_model_len(runtime.engine->network().max_model_len());
-  info->set_vocab_size(runtime.engine->network().config().vocab_size);
-  info->set_hash_seed(runtime.options.hash_seed);
-  info->set_tp_rank(0);
-  info->set_tp_size(1);
-  for (const kv_transfer::LinkAddress& link : runtime.transport->addresses()) {
-    info->add_transports(link.kind);
-  }
-  info->set_cancel_during_transfer(true);
-  info->set_prefill_tokens_per_s(runtime.speed.prefill_tokens_per_s);
-  info->set_prefill_s_per_token2(runtime.speed.prefill_s_per_token2);
-  info->set_decode_step_ms(runtime.speed.decode_step_ms);
-  info->set_decode_step_ms_per_seq(runtime.speed.decode_step_ms_per_seq);
-  info->set_version(service::kVersion);
 }
 
 }  // namespace worker

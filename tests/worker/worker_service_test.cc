@@ -102,7 +102,10 @@ TEST_F(WorkerServiceTest, LoadComesAtOnceThenByTheClockAndAtChanges) {
   }
   fast_context.TryCancel();
   EXPECT_EQ(fast->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  control_.waiting = 6;
   service_->Stop();
+  ASSERT_TRUE(reader->Read(&report));
+  EXPECT_EQ(report.waiting_requests(), 6u);  // the last word
   EXPECT_FALSE(reader->Read(&report));
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
 }
