@@ -1,0 +1,86 @@
+#include "prefill_worker/chunk_step.h"
+
+#include <algorithm>
+
+namespace prefill_worker {
+
+ChunkStep::ChunkStep(const model::StepLimits& limits, int32_t block_size,
+                     engine::SlotPool* penalty_slots)
+    : penalty_slots_(penalty_slots), plan_(limits), builder_(block_size, plan_) {}
+
+bool ChunkStep::Build(int64_t step_id, absl::Span<PrefillRequest* const> requests,
+                      int32_t chunk_tokens) {
+  requests_.clear();
+  ends_.clear();
+  samples_.clear();
+  builder_.Begin(step_id);
+  int32_t budget = std::min(chunk_tokens, builder_.free_tokens());
+  for (PrefillRequest* request : requests) {
+    if (budget == 0 || builder_.free_seqs() == 0) break;
+    if (!AddRows(*request, budget)) continue;
+    requests_.push_back(request);
+    ends_.push_back(request->seq.num_computed);
+    ++request->steps_in_flight;
+  }
+  return !builder_.empty();
+}
+
+bool ChunkStep::CanSample(const PrefillRequest& request) const {
+  if (builder_.free_samples() == 0) return false;
+  return !request.seq.sampling.HasPenalties() ||
+         (penalty_slots_->num_free() > 0 && builder_.free_history_tokens() >= request.num_tokens());
+}
+
+engine::Sequence& ChunkStep::PrepareBranch(PrefillRequest& request, engine::Sequence& seq) {
+  seq.sampling.branch = static_cast<uint32_t>(request.next_branch++);
+  seq.penalty_slot = -1;
+  if (seq.sampling.HasPenalties()) {
+    seq.penalty_slot = *penalty_slots_->Allocate();
+    seq.penalty_reset_needed = true;
+  }
+  samples_.push_back({&request, seq.sampling.branch, seq.penalty_slot});
+  return seq;
+}
+
+bool ChunkStep::AddRows(PrefillRequest& request, int32_t& budget) {
+  engine::Sequence& seq = request.seq;
+  if (request.next_branch == request.num_branches) return false;  // all launched
+  const bool again = seq.num_computed == request.num_tokens();
+  const int32_t remaining = again ? 1 : request.num_tokens() - seq.num_computed;
+  const bool sample = remaining <= budget && CanSample(request);
+  // A prompt's last row is computed only together with a sample.
+  const int32_t rows = sample ? remaining : std::min(remaining - 1, budget);
+  if (rows == 0) return false;
+  if (again) seq.num_computed = request.num_tokens() - 1;
+  if (sample) PrepareBranch(request, seq);
+  builder_.Add(seq, rows, /*absorbed=*/false, sample);
+  while (sample && request.next_branch < request.num_branches && CanSample(request)) {
+    // The plan copies what it needs of a branch.
+    engine::Sequence branch;
+    branch.sampling = seq.sampling;
+    branch.num_prompt_tokens = seq.num_prompt_tokens;
+    if (seq.sampling.HasPenalties()) branch.tokens = seq.tokens;
+    builder_.AddBranchSample(PrepareBranch(request, branch));
+  }
+  // The token is not this worker's to continue with.
+  seq.pending_sample = -1;
+  budget -= rows;
+  return true;
+}
+
+void ChunkStep::Collected(const engine::StepResult& result) {
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    --requests_[i]->steps_in_flight;
+    requests_[i]->num_collected = std::max(requests_[i]->num_collected, ends_[i]);
+  }
+  for (size_t i = 0; i < samples_.size(); ++i) {
+    const Sample& sample = samples_[i];
+    sample.request->first_tokens.push_back(
+        {sample.branch, sample.request->seq.sampling.num_logprobs, result.samples[i]});
+    if (sample.penalty_slot >= 0) penalty_slots_->Release(sample.penalty_slot);
+  }
+  requests_.clear();
+  samples_.clear();
+}
+
+}  // namespace prefill_worker

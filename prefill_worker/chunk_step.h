@@ -1,0 +1,65 @@
+// ChunkStep: one step of the prefill worker: which rows of which requests, what they sample, and
+// what is learned when it has been collected.
+//
+// A step takes up to `chunk_tokens` new rows, first come first served, over as many requests as
+// that needs.  A request's last chunk samples its first tokens, one a branch; branches that do not
+// fit (samples, penalty slots, history) are sampled in a further step that computes the last row
+// again.
+//
+// Owned by the scheduler thread.
+
+#ifndef PREFILL_WORKER_CHUNK_STEP_H_
+#define PREFILL_WORKER_CHUNK_STEP_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "engine/engine.h"
+#include "engine/plan_builder.h"
+#include "engine/slot_pool.h"
+#include "model/step_plan.h"
+#include "prefill_worker/prefill_request.h"
+
+namespace prefill_worker {
+
+class ChunkStep final {
+ public:
+  ChunkStep(const model::StepLimits& limits, int32_t block_size, engine::SlotPool* penalty_slots);
+
+  // Plans rows of `requests`, in order, and advances their num_computed and next_branch.
+  // False if there is nothing to compute.  REQUIRES: not in flight.
+  bool Build(int64_t step_id, absl::Span<PrefillRequest* const> requests, int32_t chunk_tokens);
+
+  const model::StepPlan& plan() const { return plan_; }
+  // Requests with rows in this step; each counts it in steps_in_flight.
+  const std::vector<PrefillRequest*>& requests() const { return requests_; }
+  int32_t num_tokens() const { return plan_.counts().num_tokens; }
+
+  // Takes the step's results into its requests, those that are ending included, and forgets them.
+  void Collected(const engine::StepResult& result);
+
+  engine::StepHandle handle = 0;
+
+ private:
+  struct Sample {
+    PrefillRequest* request;
+    uint32_t branch;
+    int32_t penalty_slot;  // -1: none
+  };
+  // Whether the request's next branch can be sampled in this step.
+  bool CanSample(const PrefillRequest& request) const;
+  engine::Sequence& PrepareBranch(PrefillRequest& request, engine::Sequence& seq);
+  bool AddRows(PrefillRequest& request, int32_t& budget);
+
+  engine::SlotPool* const penalty_slots_;
+  model::StepPlan plan_;
+  engine::PlanBuilder builder_;
+  std::vector<PrefillRequest*> requests_;
+  std::vector<int32_t> ends_;    // num_computed after this step, beside requests_
+  std::vector<Sample> samples_;  // by sample index
+};
+
+}  // namespace prefill_worker
+
+#endif  // PREFILL_WORKER_CHUNK_STEP_H_

@@ -1,0 +1,122 @@
+#include "prefill_worker/kv_sender.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/time/clock.h"
+#include "prefill_worker/kv_send.h"
+#include "prefill_worker/peer_links.h"
+#include "service/client_call.h"
+
+namespace prefill_worker {
+namespace {
+
+constexpr absl::Duration kTick = absl::Milliseconds(100);
+
+// Refuses what is offered to it: nothing is sent to a prefill worker.
+class RefusingSink final : public kv_transfer::ReceiveSink {
+ public:
+  explicit RefusingSink(std::function<void(const kv_transfer::Epoch&, absl::Status)> on_lost)
+      : on_lost_(std::move(on_lost)) {}
+  absl::StatusOr<absl::Span<std::byte>> OnOffer(const kv_transfer::Epoch&,
+                                                const kv_transfer::MessageHeader&) override {
+    return absl::FailedPreconditionError("a prefill worker receives no blocks");
+  }
+  void OnReceived(const kv_transfer::Epoch&, const kv_transfer::MessageHeader&,
+                  absl::Status) override {}
+  void OnPeerLost(const kv_transfer::Epoch& peer, absl::Status cause) override {
+    on_lost_(peer, std::move(cause));
+  }
+
+ private:
+  const std::function<void(const kv_transfer::Epoch&, absl::Status)> on_lost_;
+};
+
+class Sender final : public KvSender {
+ public:
+  Sender(worker::WorkerRuntime* runtime, worker::WorkerMetrics* metrics)
+      : runtime_(runtime),
+        metrics_(metrics),
+        sink_([this](const kv_transfer::Epoch& peer, absl::Status cause) {
+          OnPeerLost(peer, std::move(cause));
+        }),
+        links_(runtime, metrics, &calls_) {
+    runtime_->transport->SetSink(&sink_);
+  }
+  ~Sender() override { Close(); }
+
+  void SetOwnAddress(std::string address) override { links_.SetOwnAddress(std::move(address)); }
+
+  std::shared_ptr<KvSend> Start(SendSpec spec, std::function<void(SendResult)> on_end) override {
+    auto send = std::make_shared<KvSendImpl>(KvSendContext{runtime_, metrics_, &links_, &calls_},
+                                             std::move(spec), std::move(on_end));
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      sends_.insert(send);
+    }
+    send->Start();
+    return send;
+  }
+
+  absl::Time Tick(absl::Time now) override {
+    int32_t live = 0;
+    for (const auto& send : Sends()) {
+      send->Tick(now);
+      if (!send->ended()) {
+        ++live;
+        continue;
+      }
+      const std::lock_guard<std::mutex> lock(mutex_);
+      sends_.erase(send);
+    }
+    metrics_->SetTransfersInFlight(live);
+    return live > 0 ? now + kTick : absl::InfiniteFuture();
+  }
+
+  void Close() override {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (closed_) return;
+      closed_ = true;
+    }
+    // The links' threads use the transport; after the transport no send is in flight; after the
+    // calls no answer comes.
+    for (const auto& send : Sends()) send->Silence();
+    links_.Close();
+    runtime_->transport->Close();
+    calls_.Close();
+  }
+
+ private:
+  std::vector<std::shared_ptr<KvSendImpl>> Sends() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return {sends_.begin(), sends_.end()};
+  }
+
+  void OnPeerLost(const kv_transfer::Epoch& peer, absl::Status cause) {
+    links_.Drop(peer);
+    for (const auto& send : Sends()) send->OnPeerLost(peer, cause);
+  }
+
+  worker::WorkerRuntime* const runtime_;
+  worker::WorkerMetrics* const metrics_;
+  RefusingSink sink_;
+  service::CallTracker calls_;
+  PeerLinks links_;
+
+  std::mutex mutex_;  // guards everything below
+  bool closed_ = false;
+  absl::flat_hash_set<std::shared_ptr<KvSendImpl>> sends_;
+};
+
+}  // namespace
+
+std::unique_ptr<KvSender> CreateKvSender(worker::WorkerRuntime* runtime,
+                                         worker::WorkerMetrics* metrics) {
+  return std::make_unique<Sender>(runtime, metrics);
+}
+
+}  // namespace prefill_worker

@@ -1,0 +1,87 @@
+// PeerLinks: which decode workers this process can send to.  A link is made at first contact of a
+// pair of epochs: Handshake (layouts are compared on both sides, transport addresses exchanged),
+// then Connect on both sides.  A link that was lost is made anew when it is wanted again; a peer
+// with another layout stays refused.
+//
+// The transport's Connect and Fence block, so they run on a few threads of this object.
+// Thread-safe.
+
+#ifndef PREFILL_WORKER_PEER_LINKS_H_
+#define PREFILL_WORKER_PEER_LINKS_H_
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "ferry/v1/kv_transfer.grpc.pb.h"
+#include "prefill_worker/kv_sender.h"
+#include "service/client_call.h"
+
+namespace prefill_worker {
+
+using Stub = ferry::v1::KvTransfer::StubInterface;
+using AsyncStub = ferry::v1::KvTransfer::StubInterface::async_interface;
+
+class PeerLinks final {
+ public:
+  // `runtime`, `metrics` and `calls` must outlive it.
+  PeerLinks(worker::WorkerRuntime* runtime, worker::WorkerMetrics* metrics,
+            service::CallTracker* calls);
+  ~PeerLinks();
+
+  // REQUIRES: called before the first Connect, which it happens before.
+  void SetOwnAddress(std::string address) { own_address_ = std::move(address); }
+
+  // Calls `ready`, on any thread or at once, with the stub of a linked peer or why there is no
+  // link. Errors: kUnavailable; kFailedPrecondition / STALE_EPOCH or INCOMPATIBLE.
+  void Connect(const Destination& peer,
+               std::function<void(absl::StatusOr<std::shared_ptr<Stub>>)> ready);
+
+  // Forgets a link that is gone.
+  void Drop(const kv_transfer::Epoch& peer);
+
+  // Cuts the link: the sends to the peer end soon.  Tries until it has worked.
+  void Fence(const kv_transfer::Epoch& peer);
+
+  // Runs nothing more on the threads and joins them.
+  void Close();
+
+ private:
+  using Ready = std::function<void(absl::StatusOr<std::shared_ptr<Stub>>)>;
+  struct Link {
+    std::shared_ptr<Stub> stub;
+    bool connected = false;
+    absl::Status refused;  // not OK: layouts differ
+    std::vector<Ready> waiting;
+  };
+
+  void OnHandshake(const Destination& peer, absl::StatusOr<ferry::v1::HandshakeResponse> response);
+  absl::Status ConnectTransport(const Destination& peer,
+                                const ferry::v1::HandshakeResponse& response);
+  void Finish(const Destination& peer, const absl::Status& status);
+  void Enqueue(std::function<void()> work);
+  void RunWork();
+
+  worker::WorkerRuntime* const runtime_;
+  worker::WorkerMetrics* const metrics_;
+  service::CallTracker* const calls_;
+  std::string own_address_;
+
+  std::mutex mutex_;  // guards everything below but threads_
+  absl::flat_hash_map<kv_transfer::Epoch, Link> links_;
+  std::condition_variable work_added_;
+  std::deque<std::function<void()>> work_;
+  bool closed_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace prefill_worker
+
+#endif  // PREFILL_WORKER_PEER_LINKS_H_

@@ -1,0 +1,291 @@
+// The scheduler's thread: turns, admission, steps.  How a request ends and what RPC threads ask is
+// in request_lifecycle.cc.
+#include "prefill_worker/prefill_scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "service/process.h"
+#include "spdlog/spdlog.h"
+#include "status/grpc_status.h"
+
+namespace prefill_worker {
+namespace {
+
+constexpr double kStepMsSmoothing = 0.2;  // weight of the newest step
+
+}  // namespace
+
+PrefillScheduler::PrefillScheduler(const PrefillOptions& options, worker::WorkerRuntime* runtime,
+                                   KvSender* sender, worker::KvEventLog* events,
+                                   worker::WorkerMetrics* metrics,
+                                   std::function<void()> on_engine_failure)
+    : options_(options),
+      runtime_(runtime),
+      sender_(sender),
+      events_(events),
+      metrics_(metrics),
+      on_engine_failure_(std::move(on_engine_failure)),
+      penalty_slots_(runtime->engine->num_penalty_slots()),
+      steps_{{runtime->engine->limits(), runtime->block_size(), &penalty_slots_},
+             {runtime->engine->limits(), runtime->block_size(), &penalty_slots_}} {
+  Publish();
+}
+
+PrefillScheduler::~PrefillScheduler() { Stop(); }
+
+void PrefillScheduler::Start() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+void PrefillScheduler::EndAll() {
+  draining_ = true;
+  Post([this] {
+    ending_all_ = true;
+    std::vector<Request*> all;
+    for (const auto& [id, request] : requests_) all.push_back(request.get());
+    for (Request* request : all) {
+      End(*request,
+          status::WithReason(absl::UnavailableError("worker is shutting down"), status::kDraining));
+    }
+  });
+  std::unique_lock<std::mutex> lock(mutex_);
+  emptied_.wait_for(lock, absl::ToChronoMilliseconds(options_.worker.quarantine_max),
+                    [this] { return num_requests_ == 0; });
+}
+
+void PrefillScheduler::Stop() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void PrefillScheduler::Post(std::function<void()> command) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  commands_.push_back(std::move(command));
+  changed_.notify_all();
+}
+
+void PrefillScheduler::Run() {
+  while (true) {
+    RunCommands();
+    const absl::Time now = absl::Now();
+    // Clean-up runs every turn, whether there is work or not.
+    const absl::Time next = std::min(CheckTimes(now), sender_->Tick(now));
+    AdmitWaiting();
+    const bool launched = in_flight_.size() < 2 && LaunchStep();
+    if (!launched && !in_flight_.empty()) CollectStep();
+    Publish();
+    if (!in_flight_.empty()) continue;
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto wanted = [this] { return stopping_ || !commands_.empty(); };
+    if (next == absl::InfiniteFuture()) {
+      changed_.wait(lock, wanted);
+    } else {
+      changed_.wait_until(lock, absl::ToChronoTime(next), wanted);
+    }
+    if (stopping_ && commands_.empty()) return;
+  }
+}
+
+void PrefillScheduler::RunCommands() {
+  std::vector<std::function<void()>> commands;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    commands.swap(commands_);
+  }
+  for (const auto& command : commands) command();
+}
+
+absl::Time PrefillScheduler::CheckTimes(absl::Time now) {
+  absl::Time next = absl::InfiniteFuture();
+  std::vector<Request*> late;
+  for (const auto& [id, request] : requests_) {
+    if (request->verdict.has_value()) continue;
+    absl::Time limit = request->deadline;
+    // A lease does not run out while its blocks are being pushed.
+    if (request->held && request->send == nullptr) limit = std::min(limit, request->lease_end);
+    if (limit <= now) {
+      late.push_back(request.get());
+    } else {
+      next = std::min(next, limit);
+    }
+  }
+  for (Request* request : late) {
+    if (request->deadline <= now) {
+      End(*request, absl::DeadlineExceededError("the request's time has run out"));
+    } else {
+      metrics_->CountLeaseExpired();
+      End(*request,
+          absl::AbortedError(absl::StrCat("lease of held blocks was not renewed for ",
+                                          absl::FormatDuration(options_.worker.kv_lease))));
+    }
+  }
+  return next;
+}
+
+void PrefillScheduler::AdmitWaiting() {
+  const size_t max_seqs = runtime_->engine->limits().max_seqs;
+  while (!waiting_.empty() && computing_.size() < max_seqs && GiveBlocks(*waiting_.front())) {
+    Request* request = waiting_.front();
+    waiting_.pop_front();
+    --num_waiting_;
+    request->admitted = true;
+    computing_.push_back(request);
+  }
+}
+
+bool PrefillScheduler::GiveBlocks(Request& request) {
+  engine::Sequence& seq = request.seq;
+  const int32_t block_size = runtime_->block_size();
+  if (seq.hashes.empty()) {
+    seq.hashes = runtime_->hasher->Chain(seq.root, seq.tokens, block_size);
+  }
+  // The last token is always computed: its row gives the first token.
+  const size_t reusable = (request.num_tokens() - 1) / block_size;
+  seq.blocks = runtime_->pool->AcquirePrefix(
+      absl::MakeConstSpan(seq.hashes).first(std::min(reusable, seq.hashes.size())));
+  const int32_t cached = static_cast<int32_t>(seq.blocks.size());
+  // All blocks at once: two half-computed prompts can never wait for each other.
+  if (!engine::GrowBlocks(seq, request.num_tokens(), block_size, *runtime_->pool).ok()) {
+    engine::ReleaseBlocks(seq, *runtime_->pool);
+    return false;
+  }
+  seq.num_indexed = cached;
+  seq.num_computed = request.num_collected = request.cached_tokens = cached * block_size;
+  return true;
+}
+
+bool PrefillScheduler::LaunchStep() {
+  ChunkStep* step = &steps_[step_id_ % 2];
+  if (!engine_failure_.ok() || !step->Build(step_id_ + 1, computing_, options_.chunk_tokens)) {
+    return false;
+  }
+  ++step_id_;
+  in_flight_.push_back(step);
+  const absl::StatusOr<engine::StepHandle> handle = runtime_->engine->Launch(step->plan());
+  if (!handle.ok()) {
+    OnEngineFailure(handle.status());
+    return true;
+  }
+  step->handle = *handle;
+  for (Request* request : step->requests()) {
+    if (request->started) continue;
+    request->started = true;
+    request->start_time = absl::Now();
+    request->sink->Started(request->cached_tokens);
+    // Late reservation: the decode worker's blocks are not taken while the prompt waits here.
+    StartSend(*request, request->id, request->destination);
+  }
+  std::erase_if(computing_, [](const Request* r) { return r->next_branch == r->num_branches; });
+  return true;
+}
+
+void PrefillScheduler::CollectStep() {
+  ChunkStep* step = in_flight_.front();
+  const absl::StatusOr<engine::StepResult> result = runtime_->engine->Collect(step->handle);
+  if (!result.ok()) return OnEngineFailure(result.status());
+  in_flight_.pop_front();
+  metrics_->ObserveStep(worker::StepPhase::kPrefill, result->step_ms / 1e3, step->num_tokens());
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    step_ms_ = step_ms_ == 0
+                   ? result->step_ms
+                   : (1 - kStepMsSmoothing) * step_ms_ + kStepMsSmoothing * result->step_ms;
+  }
+  const std::vector<Request*> requests = step->requests();
+  step->Collected(*result);
+  for (Request* request : requests) OnCollected(*request);
+}
+
+void PrefillScheduler::OnCollected(Request& request) {
+  const int32_t block_size = runtime_->block_size();
+  // Also of a request that is ending: what is computed is worth keeping.
+  engine::IndexFullBlocks(request.seq, request.num_ready(), block_size, *runtime_->hasher,
+                          *runtime_->pool);
+  if (request.all_sampled() && request.computed_time == absl::InfiniteFuture()) {
+    request.computed_time = absl::Now();
+    metrics_->CountPromptTokens(request.num_tokens() - request.cached_tokens, request.cached_tokens,
+                                0);
+    metrics_->CountGeneratedTokens(request.num_branches);
+  }
+  if (request.verdict.has_value()) return MaybeFinish(request);
+  if (request.send == nullptr) return;
+  if (request.all_sampled()) {
+    request.send->Complete(request.first_tokens);
+  } else {
+    request.send->SetReady(request.num_ready() / block_size);
+  }
+}
+
+void PrefillScheduler::OnEngineFailure(const absl::Status& status) {
+  spdlog::error("engine failed cause={}", service::LogValue(std::string(status.message())));
+  engine_failure_ =
+      absl::InternalError(absl::StrCat("engine failed: ", std::string(status.message())));
+  for (ChunkStep* step : in_flight_) {
+    for (Request* request : step->requests()) request->steps_in_flight = 0;
+  }
+  in_flight_.clear();
+  std::vector<Request*> all;
+  for (const auto& [id, request] : requests_) all.push_back(request.get());
+  for (Request* request : all) End(*request, engine_failure_);
+  draining_ = true;
+  if (on_engine_failure_) on_engine_failure_();
+}
+
+worker::BlockCounts PrefillScheduler::CountBlocks() {
+  enum Use : uint8_t { kNone, kHeld, kQuarantined, kActive };
+  const engine::BlockPool& pool = *runtime_->pool;
+  block_use_.assign(pool.num_blocks(), kNone);
+  for (const auto& [id, request] : requests_) {
+    Use use = kActive;
+    if (request->steps_in_flight == 0 && (request->all_sampled() || request->verdict)) {
+      use = request->send != nullptr && request->send->draining() ? kQuarantined : kHeld;
+    }
+    // A block of several requests counts for the busiest.
+    for (const engine::BlockId block : request->seq.blocks) {
+      block_use_[block] = std::max<uint8_t>(block_use_[block], use);
+    }
+  }
+  worker::BlockCounts counts;
+  counts.free = pool.num_free();
+  counts.cached = pool.num_cached();
+  for (const uint8_t use : block_use_) {
+    counts.held += use == kHeld;
+    counts.quarantined += use == kQuarantined;
+  }
+  counts.active = pool.num_held() - counts.held - counts.quarantined;
+  return counts;
+}
+
+void PrefillScheduler::Publish() {
+  events_->Append(runtime_->pool->TakeEvents());
+  const worker::BlockCounts blocks = CountBlocks();
+  int32_t leases = 0;
+  int32_t held = 0;
+  uint64_t waiting_tokens = 0;
+  for (const auto& [id, request] : requests_) {
+    const bool leased = request->held && request->send == nullptr && !request->verdict;
+    leases += leased;
+    // A prompt that is still being computed is work, whatever becomes of its blocks.
+    held += leased && request->all_sampled() && request->steps_in_flight == 0;
+    waiting_tokens += request->num_tokens() - request->num_collected;
+  }
+  const int32_t waiting = static_cast<int32_t>(waiting_.size());
+  const int32_t running = static_cast<int32_t>(requests_.size()) - waiting - held;
+  metrics_->SetBlocks(blocks);
+  metrics_->SetRequests(running, waiting);
+  metrics_->SetLeases(leases);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  blocks_ = blocks;
+  running_ = running;
+  num_held_ = held;
+  waiting_tokens_ = waiting_tokens;
+}
+
+}  // namespace prefill_worker
