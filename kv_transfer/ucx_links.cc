@@ -331,7 +331,7 @@ void UcxLinks::CloseLink(Entry& entry, const absl::Status& cause) {
   AnswerConnects(entry, absl::StatusCode::kUnavailable, std::string(cause.message()));
   for (const EndpointPtr& endpoint : entry.link->endpoints()) {
     // On shared memory a forced close tells the peer nothing.
-    if (endpoint->confirmed && !endpoint->failed) {
+    if (endpoint->worker->kind() == "shm" && endpoint->confirmed && !endpoint->failed) {
       SendHello(endpoint, LinkHello::Kind::kGoodbye, entry.link->peer(), entry.link->session(),
                 entry.link->peer_session);
     }

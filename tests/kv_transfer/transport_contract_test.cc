@@ -283,10 +283,10 @@ TEST_P(TransportContractTest, AbortedTransferWritesNothingAfterItsEnd) {
                                ended.Set(std::move(result));
                              })
                     .ok());
+    const uint64_t before = b_->transport->received();
     const auto outgoing = StartOutgoingTransfer(a_->transport.get(), b_->epoch, id, 1);
     for (int32_t i = 0; i < source.size(); ++i) outgoing->SendBlock(i, source[i]);
-    const uint64_t before = b_->transport->stats().messages_received;
-    while (b_->transport->stats().messages_received < before + round % 8) std::this_thread::yield();
+    ASSERT_TRUE(b_->transport->WaitForReceived(before + round % 8));
     EXPECT_TRUE(b_->incoming->Abort(id, absl::CancelledError("client left"), absl::Seconds(1)));
     const auto result = ended.Wait();
     ASSERT_TRUE(result.has_value());
@@ -335,10 +335,10 @@ TEST_P(TransportContractTest, FenceEndsThePairAndTheNextConnectWorks) {
     source.Fill(8);
     Promised<IncomingResult> ended;
     const TransferId id = Expect(*a_, *b_, destination, ended);
+    const uint64_t before = b_->transport->received();
     const auto outgoing = StartOutgoingTransfer(a_->transport.get(), b_->epoch, id, 1);
     for (int32_t i = 0; i < source.size(); ++i) outgoing->SendBlock(i, source[i]);
-    const uint64_t before = b_->transport->stats().messages_received;
-    while (b_->transport->stats().messages_received < before + round) std::this_thread::yield();
+    ASSERT_TRUE(b_->transport->WaitForReceived(before + round));
     // Now and then by the sender.
     Side& fencing = round % 3 == 2 ? *a_ : *b_;
     Side& fenced = round % 3 == 2 ? *b_ : *a_;

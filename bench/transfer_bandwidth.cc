@@ -1,0 +1,224 @@
+// transfer_bandwidth: how fast blocks move between two processes over Ferry's transport.
+//
+//   transfer_bandwidth --kind=tcp --block_bytes=1990656 --pool_bytes=1990656
+//   --total_bytes=4000000000
+//
+// Starts itself a second time as the sender.  `pool_bytes` is the memory that the blocks cycle
+// through on each side: one block is always the same, warm memory, a pool above the caches is what
+// a cache is. Prints one line: GB/s as the receiver sees it, first offer to last receive, and its
+// parameters.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <iostream>
+#include <mutex>
+
+#include "absl/strings/escaping.h"
+#include "kv_transfer/ucx_transport.h"
+#include "status/check.h"
+
+namespace {
+
+using kv_transfer::Epoch;
+using kv_transfer::LinkAddress;
+using kv_transfer::MessageHeader;
+using Clock = std::chrono::steady_clock;
+
+struct Options {
+  std::string kind = "tcp";
+  int64_t block_bytes = 64 * 27 * 1152;
+  int64_t pool_bytes = 0;  // 0: one block
+  int64_t total_bytes = int64_t{4} << 30;
+  bool sender = false;
+};
+
+// Memory as a worker maps it: huge pages, touched once.
+absl::Span<std::byte> MapPool(int64_t bytes) {
+  void* const memory =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  FERRY_CHECK(memory != MAP_FAILED) << "mapping " << bytes << " bytes";
+  madvise(memory, bytes, MADV_HUGEPAGE);
+  std::memset(memory, 1, bytes);
+  return {static_cast<std::byte*>(memory), static_cast<size_t>(bytes)};
+}
+
+int64_t PoolBlocks(const Options& options) {
+  return std::max<int64_t>(1, options.pool_bytes / options.block_bytes);
+}
+
+// Accepts everything and takes the time of what arrives.
+class Meter final : public kv_transfer::ReceiveSink {
+ public:
+  Meter(absl::Span<std::byte> pool, int64_t block_bytes) : pool_(pool), block_bytes_(block_bytes) {}
+
+  absl::StatusOr<absl::Span<std::byte>> OnOffer(const Epoch&,
+                                                const MessageHeader& header) override {
+    if (header.index == 0) first_ = Clock::now();
+    return pool_.subspan((header.index * block_bytes_) % pool_.size(), block_bytes_);
+  }
+  void OnReceived(const Epoch&, const MessageHeader&, absl::Status status) override {
+    FERRY_CHECK(status.ok()) << status;
+    const Clock::time_point now = Clock::now();
+    std::lock_guard lock(mutex_);
+    ++received_;
+    last_ = now;
+    changed_.notify_all();
+  }
+  void OnPeerLost(const Epoch&, absl::Status cause) override {
+    if (!done_) std::cerr << "peer lost: " << cause << "\n";
+  }
+  double WaitForSeconds(int64_t messages) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return received_ >= messages; });
+    done_ = true;
+    return std::chrono::duration<double>(last_ - first_).count();
+  }
+
+ private:
+  const absl::Span<std::byte> pool_;
+  const int64_t block_bytes_;
+  Clock::time_point first_;
+  std::mutex mutex_;  // guards the rest
+  std::condition_variable changed_;
+  int64_t received_ = 0;
+  Clock::time_point last_;
+  std::atomic<bool> done_{false};
+};
+
+std::string Hex(const std::string& s) { return s.empty() ? "-" : absl::BytesToHexString(s); }
+std::string Unhex(const std::string& s) { return s == "-" ? "" : absl::HexStringToBytes(s); }
+
+void Print(std::ostream& out, const Epoch& epoch, const LinkAddress& address) {
+  out << Hex(epoch.ToBytes()) << " " << Hex(address.host_id) << " " << Hex(address.worker_address)
+      << " " << Hex(address.listener) << std::endl;
+}
+
+std::unique_ptr<kv_transfer::Transport> MakeTransport(const Options& options, const Epoch& epoch) {
+  kv_transfer::UcxOptions ucx;
+  ucx.epoch = epoch;
+  ucx.link_kinds = {options.kind};
+  ucx.listen_ip = "127.0.0.1";
+  auto transport = kv_transfer::CreateUcxTransport(ucx);
+  FERRY_CHECK(transport.ok()) << transport.status();
+  return *std::move(transport);
+}
+
+// Reads the receiver's address from stdin and sends until everything is gone.
+int RunSender(const Options& options) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  std::string epoch_hex, host_id, worker_address, listener;
+  std::cin >> epoch_hex >> host_id >> worker_address >> listener;
+  const Epoch receiver = *Epoch::FromBytes(Unhex(epoch_hex));
+  const LinkAddress address{.kind = options.kind,
+                            .host_id = Unhex(host_id),
+                            .worker_address = Unhex(worker_address),
+                            .listener = Unhex(listener)};
+  const absl::Span<std::byte> pool = MapPool(PoolBlocks(options) * options.block_bytes);
+  const auto transport = MakeTransport(options, Epoch::Random());
+  const absl::Status status = transport->Connect(receiver, {address}, absl::Seconds(10));
+  FERRY_CHECK(status.ok()) << status;
+  const int64_t messages = options.total_bytes / options.block_bytes;
+  std::mutex mutex;  // guards in_flight
+  std::condition_variable changed;
+  int64_t in_flight = 0;
+  for (int64_t i = 0; i < messages; ++i) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return in_flight < 4 * kv_transfer::kSendWindow; });
+    ++in_flight;
+    lock.unlock();
+    MessageHeader header;
+    header.receiver_epoch = receiver;
+    header.index = static_cast<uint32_t>(i);
+    header.length = options.block_bytes;
+    const size_t offset = (i * options.block_bytes) % pool.size();
+    transport->Send(receiver, header, pool.subspan(offset, options.block_bytes),
+                    [&](absl::Status sent) {
+                      FERRY_CHECK(sent.ok()) << sent;
+                      std::lock_guard relock(mutex);
+                      --in_flight;
+                      changed.notify_all();
+                    });
+  }
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return in_flight == 0; });
+  lock.unlock();
+  std::string end;
+  std::cin >> end;  // the receiver has everything
+  return 0;
+}
+
+int RunReceiver(const Options& options, char** argv) {
+  const absl::Span<std::byte> pool = MapPool(PoolBlocks(options) * options.block_bytes);
+  Meter meter(pool, options.block_bytes);
+  const Epoch epoch = Epoch::Random();
+  const auto transport = MakeTransport(options, epoch);
+  transport->SetSink(&meter);
+
+  int in[2];
+  FERRY_CHECK(pipe2(in, O_CLOEXEC) == 0) << "pipe";
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, in[0], 0);
+  std::vector<std::string> words = {argv[0],
+                                    "--sender",
+                                    "--kind=" + options.kind,
+                                    "--block_bytes=" + std::to_string(options.block_bytes),
+                                    "--pool_bytes=" + std::to_string(options.pool_bytes),
+                                    "--total_bytes=" + std::to_string(options.total_bytes)};
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  pid_t pid = 0;
+  FERRY_CHECK(posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, arguments.data(), environ) ==
+              0)
+      << "starting the sender";
+  posix_spawn_file_actions_destroy(&actions);
+  std::ostringstream line;
+  Print(line, epoch, transport->addresses().front());
+  FERRY_CHECK(write(in[1], line.str().data(), line.str().size()) > 0) << "telling the sender";
+
+  const int64_t messages = options.total_bytes / options.block_bytes;
+  const double seconds = meter.WaitForSeconds(messages);
+  close(in[1]);  // the sender's stdin ends
+  waitpid(pid, nullptr, 0);
+  rusage own{}, child{};
+  getrusage(RUSAGE_SELF, &own);
+  getrusage(RUSAGE_CHILDREN, &child);
+  const auto cpu = [](const rusage& u) {
+    return u.ru_utime.tv_sec + u.ru_stime.tv_sec +
+           1e-6 * static_cast<double>(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+  };
+  const double gigabytes = 1e-9 * static_cast<double>(messages * options.block_bytes);
+  std::printf(
+      "%.3f GB/s  kind=%s block_bytes=%ld pool_bytes=%ld  cpu s/GB: receiver %.3f sender %.3f\n",
+      gigabytes / seconds, options.kind.c_str(), options.block_bytes,
+      PoolBlocks(options) * options.block_bytes, cpu(own) / gigabytes, cpu(child) / gigabytes);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("measures Ferry's transport between two processes");
+  app.add_option("--kind", options.kind, "shm, tcp or rc");
+  app.add_option("--block_bytes", options.block_bytes)->check(CLI::Range(1, 8 << 20));
+  app.add_option("--pool_bytes", options.pool_bytes, "0: one block, reused");
+  app.add_option("--total_bytes", options.total_bytes);
+  app.add_flag("--sender", options.sender, "set by the program itself");
+  CLI11_PARSE(app, argc, argv);
+  return options.sender ? RunSender(options) : RunReceiver(options, argv);
+}
