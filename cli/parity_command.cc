@@ -1,9 +1,10 @@
 #include "cli/parity_command.h"
 
+#include <algorithm>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -30,12 +31,14 @@ void AddParityCommand(CLI::App& app, absl::Status* result) {
   command->add_option("--model", options->model_dir, "Checkpoint directory")->required();
   command->add_option("--golden", options->golden_file,
                       "Golden file (default: golden.safetensors in the directory)");
-  std::map<std::string, ParityPath> paths;
-  for (const ParityPath path : kParityPaths) paths[std::string(ParityPathName(path))] = path;
+  std::vector<std::string> names;
+  for (const ParityPath path : kParityPaths) names.emplace_back(ParityPathName(path));
+  auto chosen = std::make_shared<std::vector<std::string>>();
   command
-      ->add_option("--path", options->paths,
-                   "How the prompt is computed: whole, chunked, decode or transfer (default: all)")
-      ->transform(CLI::CheckedTransformer(paths).description("PATH"));
+      ->add_option("--path", *chosen, "How the prompt is computed; may be repeated (default: all)")
+      ->check(CLI::IsMember(names))
+      ->type_name("")
+      ->allow_extra_args(false);
   command->add_option("--device", options->device, "cpu or cuda")->capture_default_str();
   command->add_option("--dtype", options->dtype, "Activations: float32 or bfloat16")
       ->capture_default_str();
@@ -45,7 +48,15 @@ void AddParityCommand(CLI::App& app, absl::Status* result) {
       ->capture_default_str();
   command->add_option("--max_mean_delta", options->max_mean_delta,
                       "Judge by the mean of case means instead of every logit (bf16, fp8)");
-  command->callback([options, result] { *result = Run(*options); });
+  command->callback([options, chosen, result] {
+    for (const ParityPath path : kParityPaths) {
+      const std::string name(ParityPathName(path));
+      if (std::find(chosen->begin(), chosen->end(), name) != chosen->end()) {
+        options->paths.push_back(path);
+      }
+    }
+    *result = Run(*options);
+  });
 }
 
 }  // namespace cli

@@ -69,6 +69,8 @@ class Checkpoint::MappedFile {
   const std::byte* data() const { return data_; }
   int64_t size() const { return size_; }
 
+  void ReleasePages() const { madvise(const_cast<std::byte*>(data_), size_, MADV_DONTNEED); }
+
   const std::byte* AlignedCopy(const std::byte* data, int64_t size) {
     copies_.push_back(std::make_unique<std::byte[]>(size));
     std::memcpy(copies_.back().get(), data, size);
@@ -122,6 +124,10 @@ absl::StatusOr<const TensorView*> Checkpoint::Get(std::string_view name) const {
   const TensorView* tensor = Find(name);
   if (tensor != nullptr) return tensor;
   return absl::NotFoundError(absl::StrCat(origin_, ": tensor ", std::string(name), " is missing"));
+}
+
+void Checkpoint::ReleasePages() const {
+  for (const std::unique_ptr<MappedFile>& file : files_) file->ReleasePages();
 }
 
 absl::Status Checkpoint::AddFile(const std::string& path) {

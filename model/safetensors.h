@@ -50,6 +50,10 @@ class Checkpoint final {
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
   int64_t total_bytes() const { return total_bytes_; }
 
+  // Lets the system take back the memory that reading has filled; views stay valid and are read
+  // from the file again when touched.
+  void ReleasePages() const;
+
  private:
   class MappedFile;
   Checkpoint();

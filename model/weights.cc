@@ -192,6 +192,7 @@ absl::StatusOr<Weights> LoadWeights(std::unique_ptr<Checkpoint> checkpoint,
     LayerWeights& layer = weights.layers.emplace_back();
     RETURN_IF_ERROR(PackAttention(config, tensors, backend, layer.attention));
     RETURN_IF_ERROR(PackMlp(tensors, backend, layer.mlp));
+    checkpoint->ReleasePages();  // or a large checkpoint would be resident twice
   }
   weights.bytes = reader.used_bytes();
   weights.skipped_tensors = reader.num_unused();
