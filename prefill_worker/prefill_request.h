@@ -69,6 +69,7 @@ struct PrefillRequest {
 
   // Sending.
   std::shared_ptr<KvSend> send;  // null: none now
+  bool send_started = false;     // a first one has been
   worker::RequestId send_id;     // under which the decode worker knows it
   bool held = false;             // blocks wait under a lease unless `send` is set
   absl::Time lease_end = absl::InfiniteFuture();

@@ -28,6 +28,8 @@ PrefillScheduler::PrefillScheduler(const PrefillOptions& options, worker::Worker
       events_(events),
       metrics_(metrics),
       on_engine_failure_(std::move(on_engine_failure)),
+      pacing_(options.chunk_tokens, runtime->block_size(), runtime->speed.prefill_tokens_per_s,
+              options.worker.chunk_stall, options.worker.transfer_total),
       penalty_slots_(runtime->engine->num_penalty_slots()),
       steps_{{runtime->engine->limits(), runtime->block_size(), &penalty_slots_},
              {runtime->engine->limits(), runtime->block_size(), &penalty_slots_}} {
@@ -163,7 +165,7 @@ bool PrefillScheduler::GiveBlocks(Request& request) {
 
 bool PrefillScheduler::LaunchStep() {
   ChunkStep* step = &steps_[step_id_ % 2];
-  if (!engine_failure_.ok() || !step->Build(step_id_ + 1, computing_, options_.chunk_tokens)) {
+  if (!engine_failure_.ok() || !step->Build(step_id_ + 1, computing_, pacing_.StepTokens())) {
     return false;
   }
   ++step_id_;
@@ -180,7 +182,7 @@ bool PrefillScheduler::LaunchStep() {
     request->start_time = absl::Now();
     request->sink->Started(request->cached_tokens);
     // Late reservation: the decode worker's blocks are not taken while the prompt waits here.
-    StartSend(*request, request->id, request->destination);
+    MaybeStartSend(*request);
   }
   std::erase_if(computing_, [](const Request* r) { return r->next_branch == r->num_branches; });
   return true;
@@ -192,6 +194,7 @@ void PrefillScheduler::CollectStep() {
   if (!result.ok()) return OnEngineFailure(result.status());
   in_flight_.pop_front();
   metrics_->ObserveStep(worker::StepPhase::kPrefill, result->step_ms / 1e3, step->num_tokens());
+  pacing_.Observe(step->num_tokens(), result->step_ms / 1e3);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     step_ms_ = step_ms_ == 0
@@ -215,12 +218,20 @@ void PrefillScheduler::OnCollected(Request& request) {
     metrics_->CountGeneratedTokens(request.num_branches);
   }
   if (request.verdict.has_value()) return MaybeFinish(request);
+  MaybeStartSend(request);
   if (request.send == nullptr) return;
   if (request.all_sampled()) {
     request.send->Complete(request.first_tokens);
   } else {
     request.send->SetReady(request.num_ready() / block_size);
   }
+}
+
+void PrefillScheduler::MaybeStartSend(Request& request) {
+  if (request.send_started) return;
+  const int32_t remaining =
+      request.all_sampled() ? 0 : request.num_tokens() - request.num_collected;
+  if (pacing_.MayReserve(remaining)) StartSend(request, request.id, request.destination);
 }
 
 void PrefillScheduler::OnEngineFailure(const absl::Status& status) {

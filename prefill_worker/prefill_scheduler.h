@@ -26,6 +26,7 @@
 #include "prefill_worker/chunk_step.h"
 #include "prefill_worker/kv_sender.h"
 #include "prefill_worker/options.h"
+#include "prefill_worker/pacing.h"
 #include "prefill_worker/prefill_request.h"
 #include "worker/kv_event_log.h"
 #include "worker/worker_metrics.h"
@@ -96,6 +97,8 @@ class PrefillScheduler final : public worker::WorkerControl {
   void Accept(std::unique_ptr<Request> request);
   // Refuses a request that Prefill has counted.
   void Refuse(const Request& request, const absl::Status& status);
+  // Starts the request's first transfer when it is time to reserve.
+  void MaybeStartSend(Request& request);
   void StartSend(Request& request, const worker::RequestId& id, const Destination& destination);
   void OnSendEnd(const worker::RequestId& id, const SendResult& result);
   void Hold(Request& request, const absl::Status& cause);
@@ -120,6 +123,7 @@ class PrefillScheduler final : public worker::WorkerControl {
   std::thread thread_;
 
   // The scheduler thread's own.
+  Pacing pacing_;
   engine::SlotPool penalty_slots_;
   ChunkStep steps_[2];
   std::deque<ChunkStep*> in_flight_;  // at most two, oldest first

@@ -122,6 +122,7 @@ void PrefillScheduler::StartSend(Request& request, const RequestId& id,
   for (const engine::BlockId block : request.seq.blocks)
     spec.blocks.push_back(runtime_->block(block));
   request.send_id = id;
+  request.send_started = true;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     known_.insert(id);
@@ -320,7 +321,7 @@ void PrefillScheduler::AbortTransfer(const RequestId& id, const std::string& tra
     if (request->send != nullptr && request->send_id == id) {
       return request->send->StopForPeer(cause, reply);  // OnSendEnd follows
     }
-    if (!request->started) {
+    if (!request->send_started) {
       End(*request,
           absl::AbortedError(absl::StrCat("the decode worker stopped the transfer: ", cause)));
     }

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <future>
 #include <map>
 #include <memory>
@@ -107,6 +108,7 @@ class FakeDecodeWorker final : public ferry::v1::KvTransfer::Service {
   std::atomic<uint32_t> wrong_blocks{0};  // reserved more than asked for
   absl::Status handshake_status;
   absl::Status reserve_status;
+  std::function<void()> on_reserve;
   Gate reserve_gate;
   Gate done_gate;
   std::atomic<int> releases{0};
@@ -146,6 +148,7 @@ class FakeDecodeWorker final : public ferry::v1::KvTransfer::Service {
 
   grpc::Status Reserve(grpc::ServerContext*, const ferry::v1::ReserveRequest* request,
                        ferry::v1::ReserveResponse* response) override {
+    if (on_reserve) on_reserve();
     reserve_gate.Pass();
     if (!reserve_status.ok()) return status::ToGrpc(reserve_status);
     if (refuse) return {grpc::StatusCode::RESOURCE_EXHAUSTED, "no room here"};

@@ -157,6 +157,7 @@ class PrefillFixture : public testing::Test {
     runtime_ = std::make_unique<worker::WorkerRuntime>();
     runtime_->options = options.worker;
     runtime_->model_name = "m";
+    runtime_->speed = speed_;
     runtime_->epoch = kv_transfer::Epoch::Random();
     runtime_->engine = *engine::Engine::Create(options.worker.engine);
     const int32_t blocks = options.worker.num_blocks + 1;
@@ -309,6 +310,7 @@ class PrefillFixture : public testing::Test {
   std::shared_ptr<kv_transfer::LoopbackNetwork> network_ = kv_transfer::CreateLoopbackNetwork();
   std::shared_ptr<prometheus::Registry> registry_ = std::make_shared<prometheus::Registry>();
   PrefillOptions options_;
+  worker::SpeedEstimate speed_;  // unknown unless a test sets it
   worker::KvEventLog events_;
   std::unique_ptr<worker::WorkerRuntime> runtime_;
   std::unique_ptr<worker::WorkerMetrics> metrics_;

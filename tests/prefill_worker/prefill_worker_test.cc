@@ -158,6 +158,21 @@ TEST_F(PrefillWorkerTest, GetInfoTellsWhatTheRouterNeeds) {
   EXPECT_TRUE(info.cancel_during_transfer());
 }
 
+// A worker that takes itself for slow computes the whole prompt before it asks for room.
+TEST_F(PrefillFixture, ASlowWorkerReservesWhenAllIsComputed) {
+  PrefillOptions options = TestOptions();
+  options.worker.transfer_total = absl::Nanoseconds(1);  // no rest of a prompt fits this
+  speed_.prefill_tokens_per_s = 1000;
+  StartWorker(options);
+  runtime_->options.transfer_total = absl::Seconds(20);  // what the sender waits for confirmation
+  auto decode = NewDecode();
+  uint64_t waiting_tokens = 0;
+  decode->on_reserve = [&] { waiting_tokens = Load().waiting_tokens(); };
+  EXPECT_EQ(Prefill(Request("a", Tokens(300, 1), *decode)).kv_blocks(), 5u);
+  EXPECT_LE(waiting_tokens, 96u);  // of 300; the last chunk may not have been counted yet
+  ExpectEverythingGivenBack();
+}
+
 // Branches that fit neither the penalty slots nor the samples of one step.
 TEST_F(PrefillFixture, BranchesWithPenaltiesTakeTurnsWhenSlotsAreFew) {
   PrefillOptions options = TestOptions();

@@ -1,0 +1,46 @@
+#include "prefill_worker/pacing.h"
+
+#include <gtest/gtest.h>
+
+namespace prefill_worker {
+namespace {
+
+Pacing AtSpeed(double tokens_per_s) {
+  return Pacing(/*chunk_tokens=*/512, /*block_size=*/64, tokens_per_s, absl::Seconds(5),
+                absl::Seconds(60));
+}
+
+TEST(PacingTest, UnknownSpeedTakesWholeChunksAndReservesAtOnce) {
+  EXPECT_EQ(AtSpeed(0).StepTokens(), 512);
+  EXPECT_TRUE(AtSpeed(0).MayReserve(1 << 20));
+}
+
+TEST(PacingTest, AStepTakesASecondAtMostButABlockAtLeast) {
+  EXPECT_EQ(AtSpeed(10'000).StepTokens(), 512);
+  EXPECT_EQ(AtSpeed(300).StepTokens(), 300);
+  EXPECT_EQ(AtSpeed(10).StepTokens(), 64);
+}
+
+TEST(PacingTest, ReservesWhenBlocksComeOftenEnough) {
+  EXPECT_TRUE(AtSpeed(50).MayReserve(500));   // a block in 1.3 s
+  EXPECT_FALSE(AtSpeed(30).MayReserve(500));  // in 2.1 s
+  EXPECT_TRUE(AtSpeed(30).MayReserve(0));     // all computed
+}
+
+TEST(PacingTest, ReservesWhenTheRestFitsTheWholeTransfersTime) {
+  EXPECT_TRUE(AtSpeed(100).MayReserve(3'000));
+  EXPECT_FALSE(AtSpeed(100).MayReserve(3'001));
+}
+
+TEST(PacingTest, LearnsFromStepsAndIgnoresSmallOnes) {
+  Pacing pacing = AtSpeed(0);
+  pacing.Observe(1, 1);
+  EXPECT_EQ(pacing.StepTokens(), 512);
+  pacing.Observe(128, 1);
+  EXPECT_EQ(pacing.StepTokens(), 128);
+  for (int i = 0; i < 50; ++i) pacing.Observe(256, 1);
+  EXPECT_GE(pacing.StepTokens(), 255);
+}
+
+}  // namespace
+}  // namespace prefill_worker
