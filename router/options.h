@@ -18,19 +18,20 @@ struct RouterOptions {
   std::string listen = "0.0.0.0:8500";       // --listen host:port
   std::string metrics_listen = "0.0.0.0:0";  // --metrics_listen
   std::string port_file;                     // --port_file
-  std::vector<std::string> model_assets;     // --model_assets [NAME=]DIR, repeatable: tokenizer.json,
-                                             // config.json, generation_config.json
-  std::vector<std::string> workers;          // --workers host:port,... (roles are learned by GetInfo)
-  std::string policy = "cost";               // --policy cost|least_load|round_robin
-  uint64_t hash_seed = 0;                    // --hash_seed
-  int32_t max_queue = 4096;                  // --max_queue requests waiting for a worker
+  std::vector<std::string> model_assets;  // --model_assets [NAME=]DIR, repeatable: tokenizer.json,
+                                          // config.json, generation_config.json
+  std::vector<std::string> workers;       // --workers host:port,... (roles are learned by GetInfo)
+  std::string policy = "cost";            // --policy cost|least_load|round_robin
+  uint64_t hash_seed = 0;                 // --hash_seed
+  int32_t max_queue = 4096;               // --max_queue requests waiting for a worker
   int64_t max_queue_bytes = int64_t{1} << 30;  // --max_queue_bytes
-  int32_t max_attempts = 3;                  // --max_attempts, the first included
-  int32_t local_prefill_tokens = 256;        // --local_prefill_tokens: uncached tokens D may prefill itself
+  int32_t max_attempts = 3;                    // --max_attempts, the first included
+  int32_t local_prefill_tokens =
+      256;  // --local_prefill_tokens: uncached tokens D may prefill itself
   absl::Duration default_deadline = absl::Seconds(600);  // --default_deadline_s
   absl::Duration stream_idle = absl::Seconds(30);        // --stream_idle_s
   absl::Duration heartbeat = absl::Seconds(1);           // --heartbeat_s; 5 missed: dead
-  absl::Duration drain_limit = absl::Seconds(120);
+  absl::Duration drain_limit = absl::Seconds(120);       // --drain_limit_s
   service::TlsOptions tls;
   service::LogOptions log;
 

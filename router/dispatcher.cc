@@ -1,0 +1,225 @@
+#include "router/dispatcher.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "status/check.h"
+
+namespace router {
+namespace {
+
+// How often the queue is looked at when nothing else wakes it: back-offs and the grace period end.
+constexpr absl::Duration kPumpInterval = absl::Milliseconds(50);
+constexpr size_t kMaxIncompatiblePairs = 4096;
+
+}  // namespace
+
+Dispatcher::Dispatcher(const Options& options, EventLoop* loop, WorkerRegistry* registry,
+                       PrefixIndex* index, LoadLedger* ledger, RouterMetrics* metrics)
+    : options_(options),
+      loop_(loop),
+      registry_(registry),
+      index_(index),
+      ledger_(ledger),
+      metrics_(metrics),
+      hasher_(options.hash_seed),
+      queue_(options.queue) {}
+
+Dispatcher::~Dispatcher() { loop_->CancelTimer(timer_); }
+
+absl::Status Dispatcher::Enter(Waiting* waiting) {
+  if (absl::Status status = queue_.Enter(&waiting->entry); !status.ok()) return status;
+  waiting_[&waiting->entry] = waiting;
+  SchedulePump();
+  return absl::OkStatus();
+}
+
+void Dispatcher::Return(Waiting* waiting) {
+  queue_.Return(&waiting->entry);
+  waiting_[&waiting->entry] = waiting;
+  waiting->unplaceable_since_ = absl::InfiniteFuture();
+  SchedulePump();
+}
+
+void Dispatcher::Leave(Waiting* waiting) {
+  if (!queue_.Leave(&waiting->entry)) return;
+  waiting_.erase(&waiting->entry);
+  SchedulePump();  // it may have stood in somebody's way
+}
+
+void Dispatcher::Release(LoadLedger::ChargeId charge) {
+  if (charge == 0) return;
+  ledger_->Release(charge);
+  SchedulePump();
+}
+
+void Dispatcher::MarkIncompatible(const std::string& prefill_epoch,
+                                  const std::string& decode_epoch) {
+  if (incompatible_.size() >= kMaxIncompatiblePairs) incompatible_.clear();  // old lives, mostly
+  incompatible_.emplace(prefill_epoch, decode_epoch);
+}
+
+void Dispatcher::SchedulePump() {
+  if (pump_scheduled_ || queue_.num_requests() == 0) return;
+  pump_scheduled_ = true;
+  loop_->After(absl::ZeroDuration(), [this] {
+    pump_scheduled_ = false;
+    Pump();
+  });
+}
+
+const std::vector<block_hash::BlockHash>& Dispatcher::Chain(Waiting* waiting, int32_t block_size) {
+  const auto it = waiting->chains_.find(block_size);
+  if (it != waiting->chains_.end()) return it->second;
+  const block_hash::BlockHash root = hasher_.Root(waiting->request->cache_namespace);
+  return waiting->chains_
+      .emplace(block_size, hasher_.Chain(root, waiting->request->tokens, block_size))
+      .first->second;
+}
+
+Decision Dispatcher::Decide(Waiting* waiting, std::vector<WorkerView>* views, absl::Time now,
+                            bool* backing_off) {
+  const PreparedRequest& request = *waiting->request;
+  const RequestView view = request.view();
+  absl::flat_hash_map<int32_t, std::vector<int32_t>> matches;  // by block size, then slot
+  // First without the workers that have failed this request; then with them, after their back-off,
+  // where their role has nobody else; then with all of them after their back-off.
+  enum Pass { kNoneAvoided, kWhereNeeded, kAll };
+  bool some_avoided = false;
+  bool other_prefill = false;
+  bool other_decode = false;
+  Decision decision;
+  for (const Pass pass : {kNoneAvoided, kWhereNeeded, kAll}) {
+    views->clear();
+    int32_t held_view = -1;
+    for (WorkerSlot slot = 0; slot < registry_->num_workers(); ++slot) {
+      const WorkerLink& link = registry_->link(slot);
+      const bool holds = slot == waiting->held_at;
+      if (!registry_->Serves(link, *request.model) && !holds) continue;
+      const bool is_prefill = link.facts().role == LinkRole::kPrefill;
+      bool& other = is_prefill ? other_prefill : other_decode;
+      const auto avoided = waiting->avoid.find(std::pair(slot, link.facts().epoch));
+      if (avoided != waiting->avoid.end() && !holds) {
+        some_avoided = true;
+        if (pass == kNoneAvoided || avoided->second > now || (pass == kWhereNeeded && other)) {
+          continue;
+        }
+      } else {
+        other = true;
+      }
+      const int32_t block_size = link.facts().block_size;
+      auto [match, is_new] = matches.try_emplace(block_size);
+      if (is_new) match->second = index_->Lookup(Chain(waiting, block_size), now);
+      const int32_t blocks =
+          slot < static_cast<WorkerSlot>(match->second.size()) ? match->second[slot] : 0;
+      if (holds) held_view = static_cast<int32_t>(views->size());
+      views->push_back(registry_->View(link, view.prompt_tokens, blocks, now));
+    }
+    const auto blocked = [&](int32_t p, int32_t d) {
+      return incompatible_.contains(std::pair(registry_->link((*views)[p].slot).facts().epoch,
+                                              registry_->link((*views)[d].slot).facts().epoch));
+    };
+    decision =
+        waiting->held_at >= 0
+            ? ChooseDecodeForHeld(options_.policy, view, *views, held_view, blocked, &policy_state_)
+            : Choose(options_.policy, view, *views, blocked, &policy_state_);
+    if (decision.feasibility == Feasibility::kNow || !some_avoided) return decision;
+  }
+  *backing_off = decision.feasibility == Feasibility::kNever;
+  return decision;
+}
+
+void Dispatcher::Place(Waiting* waiting, const Choice& choice, const std::vector<WorkerView>& views,
+                       absl::Time now, std::vector<std::pair<Waiting*, Placement>>* placed) {
+  const RequestView request = waiting->request->view();
+  const WorkerView& decode = views[choice.decode];
+  const WorkerView& computes = choice.prefill >= 0 ? views[choice.prefill] : decode;
+  Placement placement = {.prefill = choice.prefill >= 0 ? computes.slot : -1,
+                         .decode = decode.slot,
+                         .reason = choice.reason,
+                         .predicted_ttft_ms = choice.predicted_ttft_ms,
+                         .cached_tokens = computes.cached_tokens};
+  LoadLedger::Load decode_load = {.requests = 1,
+                                  .kv_blocks = BlocksFor(request.prompt_tokens, decode.block_size),
+                                  .growth_blocks = GrowthBlocks(request, decode.block_size)};
+  const int64_t to_compute = request.prompt_tokens - computes.cached_tokens;
+  // Whoever computes the prompt will have its blocks when the next request's turn comes.  Not so a
+  // decode worker that waits for them: until they arrive it would have to compute all of the next
+  // prompt.
+  if (placement.local()) {
+    decode_load.prefill_tokens = to_compute;
+    index_->Predict(placement.decode, Chain(waiting, decode.block_size), now);
+  } else if (waiting->held_at < 0) {
+    placement.prefill_charge =
+        ledger_->Charge(placement.prefill, {.prefill_tokens = to_compute, .requests = 1}, now);
+    index_->Predict(placement.prefill, Chain(waiting, computes.block_size), now);
+  }
+  placement.decode_charge = ledger_->Charge(placement.decode, decode_load, now);
+  placed->emplace_back(waiting, placement);
+}
+
+absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
+  const ModelAssets& model = *waiting.request->model;
+  const WorkerRegistry::Ready ready = registry_->ReadyWorkers(model);
+  const auto tokens = waiting.request->tokens.size();
+  if (ready.decode == 0) {
+    return absl::UnavailableError(
+        absl::StrCat("no decode worker serves model ", model.name, " now"));
+  }
+  int32_t largest = 0;
+  for (WorkerSlot slot = 0; slot < registry_->num_workers(); ++slot) {
+    const WorkerLink& link = registry_->link(slot);
+    if (!registry_->Serves(link, model) || link.facts().role == LinkRole::kPrefill) continue;
+    largest = std::max(largest, link.facts().num_blocks * link.facts().block_size);
+  }
+  if (static_cast<int64_t>(tokens) + 1 > largest) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "prompt has ", tokens, " tokens: the largest cache of a worker holds ", largest));
+  }
+  return absl::UnavailableError(absl::StrCat(
+      "no pair of workers can serve a prompt of ", tokens, " tokens for model ", model.name,
+      " now: ", ready.decode, " decode workers, ", ready.prefill, " that prefill any length"));
+}
+
+void Dispatcher::Pump() {
+  const absl::Time now = EventLoop::Now();
+  std::vector<std::pair<Waiting*, Placement>> placed;
+  std::vector<std::pair<Waiting*, absl::Status>> given_up;
+  std::vector<WorkerView> views;
+  queue_.ForEach(now, [&](AdmissionQueue::Entry* entry) {
+    Waiting* const waiting = waiting_.at(entry);
+    const absl::Time started = EventLoop::Now();
+    bool backing_off = false;
+    const Decision decision = Decide(waiting, &views, now, &backing_off);
+    metrics_->ObserveSelect(EventLoop::Now() - started);
+    switch (decision.feasibility) {
+      case Feasibility::kNow:
+        Place(waiting, decision.choice, views, now, &placed);
+        waiting_.erase(entry);
+        return AdmissionQueue::Visit::kTaken;
+      case Feasibility::kLater:
+        waiting->unplaceable_since_ = absl::InfiniteFuture();
+        return AdmissionQueue::Visit::kNoRoom;
+      case Feasibility::kNever:
+        break;
+    }
+    if (backing_off) return AdmissionQueue::Visit::kSkip;
+    waiting->unplaceable_since_ = std::min(waiting->unplaceable_since_, now);
+    if (now - waiting->unplaceable_since_ < options_.grace) return AdmissionQueue::Visit::kSkip;
+    given_up.emplace_back(waiting, Unplaceable(*waiting));
+    waiting_.erase(entry);
+    return AdmissionQueue::Visit::kTaken;
+  });
+  // Only now, because whoever is told may come back to the queue.
+  for (const auto& [waiting, placement] : placed) waiting->OnPlaced(placement);
+  for (const auto& [waiting, status] : given_up) waiting->OnUnplaceable(status);
+
+  if (queue_.num_requests() > 0 && timer_ == 0) {
+    timer_ = loop_->After(kPumpInterval, [this] {
+      timer_ = 0;
+      Pump();
+    });
+  }
+}
+
+}  // namespace router

@@ -1,0 +1,122 @@
+// Dispatcher: takes requests from the queue to workers.  Selection and charging are one step on the
+// loop's thread, so that two decisions never see the same room.
+//
+// It runs (Pump) whenever a worker's load or state changes, when a charge is released and, while
+// anybody waits, on a timer.  Owned by the loop's thread.
+
+#ifndef ROUTER_DISPATCHER_H_
+#define ROUTER_DISPATCHER_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "block_hash/block_hash.h"
+#include "router/admission.h"
+#include "router/event_loop.h"
+#include "router/load_ledger.h"
+#include "router/metrics.h"
+#include "router/prefix_index.h"
+#include "router/request.h"
+#include "router/routing_policy.h"
+#include "router/worker_registry.h"
+
+namespace router {
+
+// Where a request goes, and what was charged for it.
+struct Placement {
+  WorkerSlot prefill = -1;  // -1: the decode worker computes the prompt
+  WorkerSlot decode = -1;
+  RouteReason reason = RouteReason::kRemote;
+  double predicted_ttft_ms = 0;
+  int32_t cached_tokens = 0;  // that the index expects where the prompt is computed
+  LoadLedger::ChargeId prefill_charge = 0;
+  LoadLedger::ChargeId decode_charge = 0;
+
+  bool local() const { return prefill < 0; }
+};
+
+// A request as the dispatcher sees it.
+class Waiting {
+ public:
+  virtual ~Waiting() = default;
+  // It has left the queue and is charged; the receiver releases the charges.
+  virtual void OnPlaced(const Placement& placement) = 0;
+  // It has left the queue: nobody can serve it, and has not been able to for a while.
+  virtual void OnUnplaceable(const absl::Status& status) = 0;
+
+  AdmissionQueue::Entry entry;  // set by the owner; untouched while it waits
+  const PreparedRequest* request = nullptr;
+  WorkerSlot held_at = -1;  // the prefill worker that holds the computed prompt; -1: none
+  // Workers that have failed this request, by (slot, epoch): avoided where another will do, and not
+  // used at all before the time given.
+  absl::flat_hash_map<std::pair<WorkerSlot, std::string>, absl::Time> avoid;
+
+ private:
+  friend class Dispatcher;
+  absl::Time unplaceable_since_ = absl::InfiniteFuture();
+  absl::flat_hash_map<int32_t, std::vector<block_hash::BlockHash>> chains_;  // by block size
+};
+
+class Dispatcher final {
+ public:
+  struct Options {
+    AdmissionQueue::Limits queue;
+    PolicyOptions policy;
+    uint64_t hash_seed = 0;
+    absl::Duration grace = absl::Seconds(2);  // how long nobody may be able to serve a request
+  };
+
+  // Everything must outlive the dispatcher.
+  Dispatcher(const Options& options, EventLoop* loop, WorkerRegistry* registry, PrefixIndex* index,
+             LoadLedger* ledger, RouterMetrics* metrics);
+  ~Dispatcher();
+
+  // Enters the queue; placed or refused later, never from inside this call.
+  // Errors: kResourceExhausted / QUEUE_FULL.
+  absl::Status Enter(Waiting* waiting);
+  // Comes back after a failed try: keeps its place, is not refused for lack of room.
+  void Return(Waiting* waiting);
+  void Leave(Waiting* waiting);
+
+  void Release(LoadLedger::ChargeId charge);
+  // The pair cannot exchange cache bytes, in these lives of the two.
+  void MarkIncompatible(const std::string& prefill_epoch, const std::string& decode_epoch);
+  // Something has changed: look at the queue soon.
+  void SchedulePump();
+
+  const AdmissionQueue& queue() const { return queue_; }
+
+ private:
+  void Pump();
+  // `backing_off`: only workers that have just failed this request could serve it.
+  Decision Decide(Waiting* waiting, std::vector<WorkerView>* views, absl::Time now,
+                  bool* backing_off);
+  void Place(Waiting* waiting, const Choice& choice, const std::vector<WorkerView>& views,
+             absl::Time now, std::vector<std::pair<Waiting*, Placement>>* placed);
+  const std::vector<block_hash::BlockHash>& Chain(Waiting* waiting, int32_t block_size);
+  absl::Status Unplaceable(const Waiting& waiting) const;
+
+  const Options options_;
+  EventLoop* const loop_;
+  WorkerRegistry* const registry_;
+  PrefixIndex* const index_;
+  LoadLedger* const ledger_;
+  RouterMetrics* const metrics_;
+  const block_hash::BlockHasher hasher_;
+  AdmissionQueue queue_;
+  PolicyState policy_state_;
+  absl::flat_hash_map<AdmissionQueue::Entry*, Waiting*> waiting_;
+  absl::flat_hash_set<std::pair<std::string, std::string>> incompatible_;
+  bool pump_scheduled_ = false;
+  EventLoop::TimerId timer_ = 0;
+};
+
+}  // namespace router
+
+#endif  // ROUTER_DISPATCHER_H_

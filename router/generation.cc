@@ -1,0 +1,560 @@
+#include "router/generation.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ferry/v1/inference.pb.h"
+#include "ferry/v1/worker.pb.h"
+#include "service/process.h"
+#include "status/grpc_status.h"
+
+namespace router {
+namespace {
+
+// A worker that is there answers a new request at once, however long its queue is.
+constexpr absl::Duration kAcceptTimeout = absl::Seconds(10);
+// How long a finished answer waits for the workers' last words (the numbers of the summary).
+constexpr absl::Duration kFinishWait = absl::Milliseconds(250);
+// gRPC's clock of a deadline and ours may differ by this.
+constexpr absl::Duration kDeadlineTolerance = absl::Milliseconds(10);
+// Output that a slow client may leave in the router before its decode stream is held back.
+constexpr size_t kMaxPendingBytes = 1 << 20;
+
+double Milliseconds(absl::Duration duration) { return absl::ToDoubleMilliseconds(duration); }
+
+// Destroys `object` after the callback that is running now, which may be the object's own.
+template <typename T>
+void DestroySoon(EventLoop* loop, std::unique_ptr<T> object) {
+  if (object != nullptr) loop->Post([object = std::move(object)] {});
+}
+
+}  // namespace
+
+const char* Generation::PhaseName(Phase phase) {
+  switch (phase) {
+    case Phase::kQueued:
+      return "queued";
+    case Phase::kDispatched:
+      return "dispatched";
+    case Phase::kPrefilling:
+      return "prefilling";
+    case Phase::kDecoding:
+      return "decoding";
+    case Phase::kFinishing:
+      return "finishing";
+    case Phase::kEnded:
+      return "ended";
+  }
+  return "unknown";
+}
+
+Generation::Generation(const GenerationContext& context, PreparedRequest request,
+                       int64_t arrival_number, std::shared_ptr<ClientStream> client,
+                       std::function<void(Generation*)> on_ended)
+    : context_(context),
+      prepared_(std::move(request)),
+      client_(std::move(client)),
+      on_ended_(std::move(on_ended)) {
+  Waiting::request = &prepared_;
+  entry.model = prepared_.model->name;
+  entry.priority = prepared_.priority;
+  entry.arrival = arrival_number;
+  entry.bytes = prepared_.bytes;
+  const uint32_t n = prepared_.spec->sampling().n();
+  for (uint32_t branch = 0; branch < n; ++branch) {
+    branches_.push_back({.text = TextStream(prepared_.model->tokenizer.get(),
+                                            {.stops = prepared_.stops,
+                                             .include_stop = prepared_.include_stop,
+                                             .stop_ids = prepared_.stop_ids})});
+  }
+  open_branches_ = static_cast<int32_t>(n);
+}
+
+Generation::~Generation() {
+  if (phase_ != Phase::kEnded) End(absl::UnavailableError("the router is going away"));
+}
+
+void Generation::Start() {
+  queued_at_ = EventLoop::Now();
+  const absl::Duration budget = prepared_.deadline - queued_at_;
+  if (budget <= absl::ZeroDuration()) {
+    End(absl::DeadlineExceededError("the deadline had passed when the request came"));
+    return;
+  }
+  deadline_timer_ = context_.loop->After(budget, [this] {
+    deadline_timer_ = 0;
+    End(absl::DeadlineExceededError(absl::StrCat(
+        "deadline passed after ",
+        absl::FormatDuration(absl::Trunc(Since(prepared_.arrival), absl::Milliseconds(1))), ", ",
+        PhaseName(phase_), ", ", output_tokens_, " tokens generated")));
+  });
+  if (absl::Status status = context_.dispatcher->Enter(this); !status.ok()) End(status);
+}
+
+void Generation::OnClientGone() {
+  if (phase_ == Phase::kEnded) return;
+  // gRPC cancels a call at its deadline as well: that is not the client's doing.
+  if (EventLoop::Now() + kDeadlineTolerance >= prepared_.deadline) {
+    End(absl::DeadlineExceededError(absl::StrCat("deadline passed, ", PhaseName(phase_))));
+    return;
+  }
+  context_.metrics->CountCancelled(PhaseName(phase_));
+  End(absl::CancelledError(absl::StrCat("the client has gone, ", PhaseName(phase_))));
+}
+
+void Generation::OnClientDrained() {
+  if (!paused_ || client_->pending_bytes() > kMaxPendingBytes / 2) return;
+  paused_ = false;
+  last_token_at_ = EventLoop::Now();  // the silence was ours
+  if (decode_leg_ != nullptr) decode_leg_->ReadNext();
+}
+
+void Generation::OnWorkerLost(WorkerSlot slot, const std::string& epoch,
+                              const absl::Status& cause) {
+  if (decode_leg_ != nullptr && placement_.decode == slot && decode_epoch_ == epoch) {
+    FailTry(Leg::kDecode, cause);
+  }
+  const WorkerSlot prefill = held_at >= 0 ? held_at : placement_.prefill;
+  if (prefill_leg_ != nullptr && prefill == slot && prefill_epoch_ == epoch) {
+    FailTry(Leg::kPrefill, cause);
+  }
+}
+
+void Generation::OnUnplaceable(const absl::Status& status) {
+  context_.metrics->CountRejected("no_worker");
+  End(status);
+}
+
+void Generation::FillSpec(ferry::v1::RequestSpec* spec) const {
+  *spec = *prepared_.spec;
+  spec->mutable_key()->set_attempt(attempt_);
+  spec->set_deadline_ms(
+      std::max<int64_t>(1, absl::ToInt64Milliseconds(prepared_.deadline - EventLoop::Now())));
+  const int32_t max_model_len = context_.registry->link(placement_.decode).facts().max_model_len;
+  if (!prepared_.max_tokens_stated && max_model_len > 0) {
+    // "What fits the context" is the context of the worker that decodes.
+    const uint32_t fits = max_model_len - static_cast<int32_t>(prepared_.tokens.size());
+    spec->mutable_sampling()->set_max_tokens(std::min(spec->sampling().max_tokens(), fits));
+  }
+}
+
+void Generation::OnPlaced(const Placement& placement) {
+  placement_ = placement;
+  ++attempt_;
+  phase_ = Phase::kDispatched;
+  placed_at_ = EventLoop::Now();
+  queue_time_ += placed_at_ - queued_at_;
+  context_.metrics->ObserveStage("queue", placed_at_ - queued_at_);
+  const WorkerLink& decode = context_.registry->link(placement.decode);
+  decode_epoch_ = decode.facts().epoch;
+  decode_address_ = decode.address();
+  ferry::v1::DecodeRequest request;
+  FillSpec(request.mutable_spec());
+  request.set_worker_epoch(decode_epoch_);
+  request.set_local_prefill(placement.local());
+  if (!placement.local()) {
+    const WorkerLink& prefill = context_.registry->link(placement.prefill);
+    if (held_at < 0) {
+      prefill_epoch_ = prefill.facts().epoch;
+      prefill_address_ = prefill.address();
+    }
+    request.mutable_prefill()->set_address(prefill_address_);
+    request.mutable_prefill()->set_epoch(prefill_epoch_);
+  }
+  if (held_at < 0) {
+    context_.metrics->CountDecision(placement.local() ? "local" : "remote",
+                                    RouteReasonName(placement.reason));
+  }
+  decode_leg_ = std::make_unique<DecodeLeg>(decode.client(), static_cast<DecodeLeg::Owner*>(this));
+  decode_leg_->Open(request);
+  ArmAcceptTimer(Leg::kDecode);
+}
+
+void Generation::ArmAcceptTimer(Leg leg) {
+  context_.loop->CancelTimer(accept_timer_);
+  accept_timer_ = context_.loop->After(kAcceptTimeout, [this, leg] {
+    accept_timer_ = 0;
+    FailTry(leg, absl::UnavailableError(absl::StrCat(
+                     "worker ", leg == Leg::kDecode ? decode_address_ : prefill_address_,
+                     " did not accept the request within ", absl::FormatDuration(kAcceptTimeout))));
+  });
+}
+
+void Generation::OnDecodeAccepted() {
+  context_.loop->CancelTimer(std::exchange(accept_timer_, 0));
+  context_.metrics->ObserveStage("dispatch", Since(placed_at_));
+  if (placement_.local()) {
+    context_.ledger->Commit(placement_.decode_charge);
+    phase_ = Phase::kPrefilling;
+  } else if (held_at >= 0) {
+    PushHeldBlocks();
+  } else {
+    OpenPrefill();
+  }
+}
+
+void Generation::OpenPrefill() {
+  const WorkerLink& link = context_.registry->link(placement_.prefill);
+  if (link.facts().epoch != prefill_epoch_) {
+    FailTry(Leg::kPrefill,
+            absl::UnavailableError(absl::StrCat("worker ", prefill_address_, " has restarted")));
+    return;
+  }
+  phase_ = Phase::kPrefilling;
+  ferry::v1::PrefillRequest request;
+  FillSpec(request.mutable_spec());
+  request.set_worker_epoch(prefill_epoch_);
+  request.mutable_decode()->set_address(decode_address_);
+  request.mutable_decode()->set_epoch(decode_epoch_);
+  prefill_leg_ = std::make_unique<PrefillLeg>(link.client(), context_.loop,
+                                              static_cast<PrefillLeg::Owner*>(this));
+  prefill_leg_->Open(request);
+  ArmAcceptTimer(Leg::kPrefill);
+}
+
+void Generation::PushHeldBlocks() {
+  phase_ = Phase::kPrefilling;
+  ferry::v1::PushHeldRequest request;
+  request.set_request_id(prepared_.request_id);
+  request.set_attempt_held(attempt_held_);
+  request.set_attempt(attempt_);
+  request.mutable_decode()->set_address(decode_address_);
+  request.mutable_decode()->set_epoch(decode_epoch_);
+  request.set_worker_epoch(prefill_epoch_);
+  prefill_leg_->PushHeld(request, prepared_.deadline - EventLoop::Now());
+}
+
+void Generation::OnPrefillAccepted() {
+  context_.loop->CancelTimer(std::exchange(accept_timer_, 0));
+  context_.ledger->Commit(placement_.prefill_charge);
+}
+
+void Generation::OnPrefillStarted() {
+  // Now the decode worker reserves: its reports will show the blocks.
+  context_.ledger->Commit(placement_.decode_charge);
+}
+
+void Generation::OnPrefillHeld(const std::string& cause) {
+  if (phase_ != Phase::kPrefilling || held_at >= 0) return;
+  spdlog::debug("request_id={} held_at={} cause={}", prepared_.request_id, prefill_address_,
+                service::LogValue(cause));
+  context_.metrics->CountRetry("held");
+  held_at = placement_.prefill;
+  attempt_held_ = attempt_;
+  // Its own decode worker had no room; another one, or this one a little later.
+  Avoid(Leg::kDecode,
+        DecideRetry(absl::ResourceExhaustedError(""), context_.max_attempts, &failures_)
+            .same_worker_back_off);
+  context_.dispatcher->Release(std::exchange(placement_.prefill_charge, 0));
+  CloseDecode("blocks are held: going to another decode worker");
+  phase_ = Phase::kQueued;
+  queued_at_ = EventLoop::Now();
+  context_.dispatcher->Return(this);
+}
+
+void Generation::OnPrefillDone(const ferry::v1::PrefillDone& done) {
+  prefill_done_ = std::make_unique<ferry::v1::PrefillDone>(done);
+  context_.loop->CancelTimer(std::exchange(accept_timer_, 0));
+  context_.dispatcher->Release(std::exchange(placement_.prefill_charge, 0));
+  context_.ledger->Commit(placement_.decode_charge);
+  context_.metrics->ObserveStage("prefill", Since(placed_at_));
+  FinishIfSettled();
+}
+
+void Generation::OnPrefillFailed(const absl::Status& status) { FailTry(Leg::kPrefill, status); }
+void Generation::OnDecodeFailed(const absl::Status& status) { FailTry(Leg::kDecode, status); }
+
+void Generation::OnPushHeldFailed(const absl::Status& status) {
+  // Gone from P: start again.  Still there: only the decode worker was the wrong one.
+  FailTry(absl::IsNotFound(status) ? Leg::kPrefill : Leg::kDecode, status);
+}
+
+void Generation::OnDecodeTokens(const ferry::v1::DecodeTokens& tokens) {
+  if (phase_ == Phase::kEnded || phase_ == Phase::kFinishing) return;
+  const bool ended = tokens.finish_reason() != ferry::v1::FINISH_REASON_UNSPECIFIED;
+  if (tokens.branch() >= branches_.size() || (tokens.token_ids().empty() && !ended) ||
+      (prepared_.wants_logprobs && tokens.logprobs_size() != tokens.token_ids_size())) {
+    FailTry(Leg::kDecode, absl::InternalError(absl::StrCat(
+                              "worker ", decode_address_, " sent ", tokens.token_ids_size(),
+                              " tokens and ", tokens.logprobs_size(), " logprobs for branch ",
+                              tokens.branch(), " of ", branches_.size())));
+    return;
+  }
+  const absl::Time now = EventLoop::Now();
+  last_token_at_ = now;
+  if (first_token_at_ == absl::InfinitePast()) {
+    first_token_at_ = now;
+    phase_ = Phase::kDecoding;
+    context_.ledger->Commit(placement_.decode_charge);
+    context_.metrics->ObserveStage("first_token", now - placed_at_);
+    if (placement_.predicted_ttft_ms > 0) {
+      context_.metrics->ObservePredictedTtftRatio(Milliseconds(now - placed_at_) /
+                                                  placement_.predicted_ttft_ms);
+    }
+    WatchIdle();
+  }
+  Branch& branch = branches_[tokens.branch()];
+  branch.ended_by_worker = branch.ended_by_worker || ended;
+  if (!branch.finished) {
+    if (branch.last_token != absl::InfinitePast()) {
+      context_.metrics->ObserveTokenGap(now - branch.last_token);
+    }
+    branch.last_token = now;
+    const TextStream::Piece piece = branch.text.Add(
+        tokens.token_ids(), ended, tokens.finish_reason() == ferry::v1::FINISH_REASON_STOP);
+    ferry::v1::GenerateResponse message;
+    message.set_index(tokens.branch());
+    message.set_text(piece.text);
+    for (int32_t i = 0; i < piece.num_tokens; ++i) message.add_token_ids(tokens.token_ids(i));
+    if (prepared_.wants_logprobs) {
+      const auto name_token = [this](ferry::v1::TokenLogprob* logprob) {
+        const tokenizer::Tokenizer* tokenizer = prepared_.model->tokenizer.get();
+        if (tokenizer == nullptr ||
+            logprob->token_id() >= static_cast<uint32_t>(tokenizer->vocab_size())) {
+          return;
+        }
+        logprob->set_token(
+            std::string(tokenizer->TokenBytes(static_cast<int32_t>(logprob->token_id()))));
+      };
+      for (int32_t i = 0; i < piece.num_tokens; ++i) {
+        ferry::v1::PositionLogprobs* position = message.add_logprobs();
+        *position = tokens.logprobs(i);
+        name_token(position->mutable_chosen());
+        for (auto& top : *position->mutable_top()) name_token(&top);
+      }
+    }
+    output_tokens_ += piece.num_tokens;
+    if (piece.stopped || ended) {
+      message.set_finish_reason(piece.stopped ? ferry::v1::FINISH_REASON_STOP
+                                              : tokens.finish_reason());
+      branch.finished = true;
+      --open_branches_;
+    }
+    client_->Write(message);
+    if (open_branches_ == 0) {
+      OutputComplete();
+      return;
+    }
+  }
+  if (client_->pending_bytes() > kMaxPendingBytes) {
+    paused_ = true;
+  } else if (decode_leg_ != nullptr) {
+    decode_leg_->ReadNext();
+  }
+}
+
+void Generation::OnDecodeDone(const ferry::v1::DecodeDone& done) {
+  decode_done_ = std::make_unique<ferry::v1::DecodeDone>(done);
+  if (phase_ != Phase::kFinishing) {
+    FailTry(Leg::kDecode,
+            absl::InternalError(absl::StrCat("worker ", decode_address_, " was done with ",
+                                             open_branches_, " branches unfinished")));
+    return;
+  }
+  FinishIfSettled();
+}
+
+void Generation::WatchIdle() {
+  const absl::Duration left = last_token_at_ + context_.stream_idle - EventLoop::Now();
+  idle_timer_ = context_.loop->After(left, [this] {
+    idle_timer_ = 0;
+    if (phase_ != Phase::kDecoding) return;
+    if (paused_) last_token_at_ = EventLoop::Now();
+    if (Since(last_token_at_) < context_.stream_idle) {
+      WatchIdle();
+      return;
+    }
+    FailTry(Leg::kDecode, absl::UnavailableError(
+                              absl::StrCat("worker ", decode_address_, " has sent no token for ",
+                                           absl::FormatDuration(context_.stream_idle))));
+  });
+}
+
+void Generation::OutputComplete() {
+  phase_ = Phase::kFinishing;
+  const bool worker_is_done = std::all_of(branches_.begin(), branches_.end(),
+                                          [](const Branch& b) { return b.ended_by_worker; });
+  if (worker_is_done) {
+    decode_leg_->ReadNext();
+  } else {
+    CloseDecode("stop string");  // the worker cannot know that one was met
+  }
+  finish_timer_ = context_.loop->After(kFinishWait, [this] {
+    finish_timer_ = 0;
+    WriteSummary();
+  });
+  FinishIfSettled();
+}
+
+void Generation::FinishIfSettled() {
+  if (phase_ != Phase::kFinishing) return;
+  const bool decode_settled = decode_done_ != nullptr || decode_leg_ == nullptr;
+  const bool prefill_settled = prefill_done_ != nullptr || prefill_leg_ == nullptr;
+  if (decode_settled && prefill_settled) WriteSummary();
+}
+
+void Generation::WriteSummary() {
+  const absl::Time now = EventLoop::Now();
+  ferry::v1::GenerateResponse message;
+  ferry::v1::GenerateSummary& summary = *message.mutable_summary();
+  summary.set_request_id(prepared_.request_id);
+  summary.set_prompt_tokens(prepared_.tokens.size());
+  summary.set_completion_tokens(output_tokens_);
+  summary.set_decode_worker(decode_address_);
+  summary.set_prefill_worker(placement_.local() ? decode_address_ : prefill_address_);
+  if (prefill_done_ != nullptr) {
+    summary.set_cached_tokens(prefill_done_->cached_tokens());
+    summary.set_kv_bytes(prefill_done_->kv_bytes());
+    summary.set_kv_blocks(prefill_done_->kv_blocks());
+    summary.set_kv_transport(prefill_done_->transport());
+    summary.set_kv_transfer_ms(prefill_done_->transfer_ms());
+  } else {
+    // A stop string may end the request before the worker says what it had.
+    summary.set_cached_tokens(placement_.local() && decode_done_ != nullptr
+                                  ? decode_done_->cached_tokens()
+                                  : placement_.cached_tokens);
+  }
+  summary.set_ttft_ms(Milliseconds(first_token_at_ - prepared_.arrival));
+  summary.set_total_ms(Milliseconds(now - prepared_.arrival));
+  summary.set_attempts(attempt_);
+  summary.set_seed(prepared_.spec->sampling().seed());
+  client_->Write(message);
+  End(absl::OkStatus());
+}
+
+void Generation::Avoid(Leg leg, absl::Duration back_off) {
+  const absl::Time until = EventLoop::Now() + back_off;
+  if (leg == Leg::kDecode) {
+    avoid[std::pair(placement_.decode, decode_epoch_)] = until;
+  } else if (placement_.prefill >= 0) {
+    avoid[std::pair(placement_.prefill, prefill_epoch_)] = until;
+  }
+}
+
+void Generation::FailTry(Leg leg, const absl::Status& error) {
+  if (phase_ == Phase::kEnded) return;
+  if (phase_ == Phase::kFinishing) {
+    // The answer is complete; only numbers of the summary are missing.
+    if (leg == Leg::kDecode) CloseDecode("failed");
+    if (leg == Leg::kPrefill) ClosePrefill("failed");
+    FinishIfSettled();
+    return;
+  }
+  if (first_token_at_ != absl::InfinitePast()) {
+    if (leg == Leg::kPrefill) {
+      // The decode worker has all it needs.
+      ClosePrefill("failed");
+      return;
+    }
+    End(FinalStatus(error, 1));
+    return;
+  }
+  const RetryVerdict verdict = DecideRetry(error, context_.max_attempts, &failures_);
+  spdlog::warn("request_id={} attempt={} failed_at={} worker={} phase={} retry={} error={}",
+               prepared_.request_id, attempt_, leg == Leg::kDecode ? "decode" : "prefill",
+               leg == Leg::kDecode ? decode_address_ : prefill_address_, PhaseName(phase_),
+               verdict.retry, service::LogValue(error.ToString()));
+  if (!verdict.retry) {
+    End(FinalStatus(error, static_cast<int32_t>(attempt_)));
+    return;
+  }
+  context_.metrics->CountRetry(absl::StatusCodeToString(error.code()));
+  context_.loop->CancelTimer(std::exchange(accept_timer_, 0));
+  if (status::Reason(error) == status::kIncompatible && !placement_.local()) {
+    context_.dispatcher->MarkIncompatible(prefill_epoch_, decode_epoch_);
+  } else {
+    Avoid(leg, verdict.same_worker_back_off);
+    // Neither side can tell whose fault a broken transfer or a missing peer is.
+    if (absl::IsAborted(error) || absl::IsNotFound(error) ||
+        (leg == Leg::kPrefill && absl::IsUnavailable(error))) {
+      Avoid(leg == Leg::kDecode ? Leg::kPrefill : Leg::kDecode, verdict.same_worker_back_off);
+    }
+  }
+  const bool still_held = held_at >= 0 && leg == Leg::kDecode && prefill_leg_ != nullptr;
+  if (still_held) {
+    prefill_leg_->DropPush();
+  } else {
+    held_at = -1;
+    ClosePrefill("this try has failed");
+  }
+  const bool was_queued = phase_ == Phase::kQueued;  // the lease was lost while it waited
+  CloseDecode("this try has failed");
+  phase_ = Phase::kQueued;
+  if (was_queued) context_.dispatcher->Leave(this);
+  queued_at_ = EventLoop::Now();
+  context_.dispatcher->Return(this);
+}
+
+void Generation::CloseDecode(const std::string& reason) {
+  if (decode_leg_ != nullptr) decode_leg_->Close(reason);
+  DestroySoon(context_.loop, std::move(decode_leg_));
+  context_.dispatcher->Release(std::exchange(placement_.decode_charge, 0));
+}
+
+void Generation::ClosePrefill(const std::string& reason) {
+  if (prefill_leg_ != nullptr) prefill_leg_->Close(reason);
+  DestroySoon(context_.loop, std::move(prefill_leg_));
+  context_.dispatcher->Release(std::exchange(placement_.prefill_charge, 0));
+}
+
+void Generation::End(const absl::Status& status) {
+  if (phase_ == Phase::kEnded) return;
+  LogEnd(status);
+  phase_ = Phase::kEnded;
+  for (EventLoop::TimerId* timer :
+       {&deadline_timer_, &accept_timer_, &idle_timer_, &finish_timer_}) {
+    context_.loop->CancelTimer(std::exchange(*timer, 0));
+  }
+  context_.dispatcher->Leave(this);
+  const std::string reason = status.ok() ? "done" : absl::StatusCodeToString(status.code());
+  CloseDecode(reason);
+  ClosePrefill(reason);
+  client_->Finish(status);
+
+  const absl::Time now = EventLoop::Now();
+  RouterMetrics::Ended ended = {
+      .model = prepared_.model->name,
+      .route = attempt_ == 0        ? "none"
+               : placement_.local() ? "local"
+                                    : "remote",
+      .outcome = status.ok() ? "ok" : absl::StatusCodeToString(status.code()),
+      .prompt_tokens = static_cast<int64_t>(prepared_.tokens.size()),
+      .completion_tokens = output_tokens_,
+      .total = now - prepared_.arrival};
+  if (prefill_done_ != nullptr) {
+    ended.cached_tokens = prefill_done_->cached_tokens();
+  } else if (placement_.local() && decode_done_ != nullptr) {
+    ended.cached_tokens = decode_done_->cached_tokens();
+  }
+  if (first_token_at_ != absl::InfinitePast()) {
+    ended.ttft = first_token_at_ - prepared_.arrival;
+    const int64_t further = output_tokens_ / static_cast<int64_t>(branches_.size()) - 1;
+    if (further > 0) ended.tpot = (last_token_at_ - first_token_at_) / further;
+    context_.metrics->ObserveStage("decode", last_token_at_ - first_token_at_);
+  }
+  context_.metrics->RequestEnded(ended);
+  on_ended_(this);
+}
+
+void Generation::LogEnd(const absl::Status& status) const {
+  const absl::Time now = EventLoop::Now();
+  const bool has_token = first_token_at_ != absl::InfinitePast();
+  spdlog::info(
+      "request_id={} model={} status={} phase={} prompt_tokens={} output_tokens={} n={} "
+      "attempts={} "
+      "prefill_worker={} decode_worker={} kv_bytes={} queue_ms={:.1f} ttft_ms={:.1f} "
+      "total_ms={:.1f}{}",
+      prepared_.request_id, service::LogValue(prepared_.model->name),
+      absl::StatusCodeToString(status.code()), PhaseName(phase_), prepared_.tokens.size(),
+      output_tokens_, branches_.size(), attempt_,
+      attempt_ > 0 && placement_.local() ? "local" : prefill_address_, decode_address_,
+      prefill_done_ != nullptr ? prefill_done_->kv_bytes() : 0, Milliseconds(queue_time_),
+      has_token ? Milliseconds(first_token_at_ - prepared_.arrival) : -1.0,
+      Milliseconds(now - prepared_.arrival),
+      status.ok() ? "" : " error=" + service::LogValue(std::string(status.message())));
+}
+
+}  // namespace router

@@ -1,0 +1,182 @@
+#include "router/metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace router {
+namespace {
+
+using prometheus::Counter;
+using prometheus::Family;
+using prometheus::Gauge;
+using prometheus::Histogram;
+using prometheus::Registry;
+
+Histogram::BucketBoundaries LatencyBuckets() {
+  return {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300};
+}
+Histogram::BucketBoundaries DecisionBuckets() {
+  return {5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2};
+}
+
+Family<Counter>& Counters(Registry* registry, const char* name, const char* help) {
+  return prometheus::BuildCounter().Name(name).Help(help).Register(*registry);
+}
+Family<Gauge>& Gauges(Registry* registry, const char* name, const char* help) {
+  return prometheus::BuildGauge().Name(name).Help(help).Register(*registry);
+}
+Family<Histogram>& Histograms(Registry* registry, const char* name, const char* help) {
+  return prometheus::BuildHistogram().Name(name).Help(help).Register(*registry);
+}
+
+void Observe(Histogram& histogram, absl::Duration duration) {
+  if (duration >= absl::ZeroDuration()) histogram.Observe(absl::ToDoubleSeconds(duration));
+}
+
+class PrometheusMetrics final : public RouterMetrics {
+ public:
+  explicit PrometheusMetrics(Registry* r)
+      : requests_(Counters(r, "ferry_router_requests_total", "Ended requests")),
+        rejected_(Counters(r, "ferry_router_rejected_total", "Requests refused before dispatch")),
+        retries_(Counters(r, "ferry_router_retries_total", "Tries that failed and were repeated")),
+        cancelled_(Counters(r, "ferry_router_cancelled_total", "Requests cancelled by the client")),
+        decisions_(Counters(r, "ferry_router_disagg_decisions_total",
+                            "Where prompts are computed, and why")),
+        prompt_tokens_(Counters(r, "ferry_router_prompt_tokens_total", "Prompt tokens").Add({})),
+        output_tokens_(
+            Counters(r, "ferry_router_generated_tokens_total", "Tokens sent to clients").Add({})),
+        hit_tokens_(Counters(r, "ferry_router_prefix_hit_tokens_total",
+                             "Prompt tokens that were not computed again")
+                        .Add({})),
+        stage_(Histograms(r, "ferry_router_stage_seconds", "Time in each stage of a request")),
+        select_(Histograms(r, "ferry_router_select_seconds", "Time of one routing decision")
+                    .Add({}, DecisionBuckets())),
+        ttft_(Histograms(r, "ferry_router_ttft_seconds", "Arrival to first token sent")
+                  .Add({}, LatencyBuckets())),
+        itl_(Histograms(r, "ferry_router_itl_seconds", "Gap between token messages of a branch")
+                 .Add({}, LatencyBuckets())),
+        tpot_(Histograms(r, "ferry_router_tpot_seconds", "Time per output token after the first")
+                  .Add({}, LatencyBuckets())),
+        e2e_(Histograms(r, "ferry_router_e2e_seconds", "Arrival to end").Add({}, LatencyBuckets())),
+        predicted_(
+            Histograms(r, "ferry_router_predicted_ttft_error_ratio",
+                       "Observed over predicted time to the first token")
+                .Add({}, Histogram::BucketBoundaries{0.1, 0.25, 0.5, 0.8, 1, 1.25, 2, 4, 10})),
+        queue_requests_(
+            Gauges(r, "ferry_router_queue_requests", "Requests waiting for a worker").Add({})),
+        queue_bytes_(Gauges(r, "ferry_router_queue_bytes", "Bytes of waiting requests").Add({})),
+        running_(Gauges(r, "ferry_router_running_requests", "Requests not ended").Add({})),
+        index_entries_(
+            Gauges(r, "ferry_router_index_entries", "Announced (worker, block) pairs").Add({})),
+        index_predicted_(
+            Gauges(r, "ferry_router_index_predicted", "Predicted (worker, block) pairs").Add({})),
+        index_bytes_(Gauges(r, "ferry_router_index_bytes", "Memory of the prefix index").Add({})),
+        index_gaps_(
+            Gauges(r, "ferry_router_index_gaps_total", "Gaps seen in KV event streams").Add({})),
+        index_snapshots_(
+            Gauges(r, "ferry_router_index_snapshots_total", "Snapshots taken in").Add({})),
+        index_untrusted_(
+            Gauges(r, "ferry_router_index_untrusted_workers", "Workers whose cache view is stale")
+                .Add({})),
+        worker_state_(Gauges(r, "ferry_router_worker_state", "1 for the state a worker is in")),
+        config_(Gauges(r, "ferry_config_seconds", "Configured times")) {}
+
+  void RequestEnded(const Ended& ended) override {
+    requests_.Add({{"model", ended.model}, {"route", ended.route}, {"outcome", ended.outcome}})
+        .Increment();
+    prompt_tokens_.Increment(static_cast<double>(ended.prompt_tokens));
+    output_tokens_.Increment(static_cast<double>(ended.completion_tokens));
+    hit_tokens_.Increment(static_cast<double>(ended.cached_tokens));
+    Observe(ttft_, ended.ttft);
+    Observe(tpot_, ended.tpot);
+    Observe(e2e_, ended.total);
+  }
+  void ObserveStage(const std::string& stage, absl::Duration duration) override {
+    Observe(stage_.Add({{"stage", stage}}, LatencyBuckets()), duration);
+  }
+  void ObserveSelect(absl::Duration duration) override { Observe(select_, duration); }
+  void ObserveTokenGap(absl::Duration duration) override { Observe(itl_, duration); }
+  void ObservePredictedTtftRatio(double ratio) override { predicted_.Observe(ratio); }
+  void CountDecision(const std::string& decision, const std::string& reason) override {
+    decisions_.Add({{"decision", decision}, {"reason", reason}}).Increment();
+  }
+  void CountRejected(const std::string& reason) override {
+    rejected_.Add({{"reason", reason}}).Increment();
+  }
+  void CountRetry(const std::string& cause) override {
+    retries_.Add({{"cause", cause}}).Increment();
+  }
+  void CountCancelled(const std::string& phase) override {
+    cancelled_.Add({{"phase", phase}}).Increment();
+  }
+
+  void SetQueue(int64_t requests, int64_t bytes) override {
+    queue_requests_.Set(static_cast<double>(requests));
+    queue_bytes_.Set(static_cast<double>(bytes));
+  }
+  void SetRunning(int64_t requests) override { running_.Set(static_cast<double>(requests)); }
+  void SetIndex(const Index& index) override {
+    index_entries_.Set(static_cast<double>(index.entries));
+    index_predicted_.Set(static_cast<double>(index.predicted));
+    index_bytes_.Set(static_cast<double>(index.bytes));
+    index_gaps_.Set(static_cast<double>(index.gaps));
+    index_snapshots_.Set(static_cast<double>(index.snapshots));
+    index_untrusted_.Set(static_cast<double>(index.untrusted_workers));
+  }
+  void SetWorkerState(const std::string& worker, const std::string& role,
+                      const std::string& state) override {
+    std::lock_guard lock(mutex_);
+    Gauge* const gauge = &worker_state_.Add({{"worker", worker}, {"role", role}, {"state", state}});
+    Gauge*& current = current_state_[worker];
+    if (current != nullptr && current != gauge) worker_state_.Remove(current);
+    current = gauge;
+    gauge->Set(1);
+  }
+  void SetConfigSeconds(const std::string& name, absl::Duration value) override {
+    config_.Add({{"name", name}}).Set(absl::ToDoubleSeconds(value));
+  }
+
+ private:
+  Family<Counter>& requests_;
+  Family<Counter>& rejected_;
+  Family<Counter>& retries_;
+  Family<Counter>& cancelled_;
+  Family<Counter>& decisions_;
+  Counter& prompt_tokens_;
+  Counter& output_tokens_;
+  Counter& hit_tokens_;
+  Family<Histogram>& stage_;
+  Histogram& select_;
+  Histogram& ttft_;
+  Histogram& itl_;
+  Histogram& tpot_;
+  Histogram& e2e_;
+  Histogram& predicted_;
+  Gauge& queue_requests_;
+  Gauge& queue_bytes_;
+  Gauge& running_;
+  Gauge& index_entries_;
+  Gauge& index_predicted_;
+  Gauge& index_bytes_;
+  Gauge& index_gaps_;
+  Gauge& index_snapshots_;
+  Gauge& index_untrusted_;
+  Family<Gauge>& worker_state_;
+  Family<Gauge>& config_;
+  std::mutex mutex_;  // guards current_state_
+  std::map<std::string, Gauge*> current_state_;
+};
+
+}  // namespace
+
+std::unique_ptr<RouterMetrics> RouterMetrics::Create(Registry* registry) {
+  return std::make_unique<PrometheusMetrics>(registry);
+}
+
+}  // namespace router

@@ -1,0 +1,141 @@
+#include "router/model_assets.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "status/status_macros.h"
+
+namespace router {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kMaxModelNumber = int64_t{1} << 30;
+
+absl::StatusOr<json> ReadJson(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return absl::NotFoundError(absl::StrCat("cannot read ", path.string()));
+  json value = json::parse(in, nullptr, /*allow_exceptions=*/false);
+  if (!value.is_object()) {
+    return absl::InvalidArgumentError(absl::StrCat(path.string(), " is not a JSON object"));
+  }
+  return value;
+}
+
+absl::Status BadMember(const std::filesystem::path& path, const std::string& member,
+                       const json& value, const char* expected) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(path.string(), ": ", member, " is ", value.dump(), ", expected ", expected));
+}
+
+// Absent and null are 0.
+absl::StatusOr<int32_t> ReadCount(const std::filesystem::path& path, const json& object,
+                                  const std::string& member) {
+  const auto it = object.find(member);
+  if (it == object.end() || it->is_null()) return 0;
+  if (!it->is_number_integer() || *it < 1 || *it > kMaxModelNumber) {
+    return BadMember(path, member, *it, "a positive integer");
+  }
+  return it->get<int32_t>();
+}
+
+absl::StatusOr<std::optional<float>> ReadNumber(const std::filesystem::path& path,
+                                                const json& object, const std::string& member,
+                                                float low, float high) {
+  const auto it = object.find(member);
+  if (it == object.end() || it->is_null()) return std::nullopt;
+  if (!it->is_number() || it->get<double>() < low || it->get<double>() > high) {
+    return BadMember(path, member, *it, "a number in its range");
+  }
+  return it->get<float>();
+}
+
+// eos_token_id: an id, a list of ids, or null.  False if the member is absent.
+absl::StatusOr<bool> ReadEos(const std::filesystem::path& path, const json& object,
+                             std::vector<int32_t>* ids) {
+  const auto it = object.find("eos_token_id");
+  if (it == object.end() || it->is_null()) return false;
+  const json list = it->is_array() ? *it : json::array({*it});
+  ids->clear();
+  for (const json& id : list) {
+    if (!id.is_number_integer() || id < 0 || id > kMaxModelNumber) {
+      return BadMember(path, "eos_token_id", *it, "token ids");
+    }
+    ids->push_back(id.get<int32_t>());
+  }
+  return true;
+}
+
+absl::Status ReadGenerationConfig(const std::filesystem::path& path, ModelAssets* assets) {
+  if (!std::filesystem::exists(path)) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const json object, ReadJson(path));
+  RETURN_IF_ERROR(ReadEos(path, object, &assets->eos_ids).status());
+  SamplingDefaults& defaults = assets->defaults;
+  ASSIGN_OR_RETURN(defaults.temperature, ReadNumber(path, object, "temperature", 0, 1e6));
+  ASSIGN_OR_RETURN(defaults.top_p, ReadNumber(path, object, "top_p", 1e-9f, 1));
+  ASSIGN_OR_RETURN(defaults.repetition_penalty,
+                   ReadNumber(path, object, "repetition_penalty", 1e-9f, 1e6));
+  ASSIGN_OR_RETURN(const std::optional<float> top_k,
+                   ReadNumber(path, object, "top_k", -1, float{1 << 30}));
+  if (top_k.has_value()) defaults.top_k = static_cast<int32_t>(*top_k);
+  const auto do_sample = object.find("do_sample");
+  if (do_sample != object.end() && do_sample->is_boolean() && !do_sample->get<bool>()) {
+    defaults.temperature = 0.0f;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int32_t ModelAssets::context_tokens() const {
+  const int32_t workers = workers_max_model_len.load();
+  if (workers == 0) return max_position_embeddings;
+  return max_position_embeddings == 0 ? workers : std::min(workers, max_position_embeddings);
+}
+
+absl::StatusOr<std::unique_ptr<ModelAssets>> ModelAssets::Load(const std::string& spec) {
+  auto assets = std::make_unique<ModelAssets>();
+  const size_t equals = spec.find('=');
+  std::filesystem::path dir = equals == std::string::npos ? spec : spec.substr(equals + 1);
+  if (dir.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("model assets \"", spec, "\" name no directory"));
+  }
+  if (!dir.has_filename()) dir = dir.parent_path();  // a trailing slash
+  std::error_code error;
+  if (!std::filesystem::is_directory(dir, error)) {
+    return absl::NotFoundError(absl::StrCat("model assets ", dir.string(), " is not a directory"));
+  }
+  assets->name = equals == std::string::npos
+                     ? std::filesystem::weakly_canonical(dir, error).filename().string()
+                     : spec.substr(0, equals);
+  if (assets->name.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("model assets \"", spec, "\" have no name"));
+  }
+  const std::filesystem::path config_path = dir / "config.json";
+  ASSIGN_OR_RETURN(const json config, ReadJson(config_path));
+  ASSIGN_OR_RETURN(assets->vocab_size, ReadCount(config_path, config, "vocab_size"));
+  if (assets->vocab_size == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(config_path.string(), ": vocab_size is missing"));
+  }
+  ASSIGN_OR_RETURN(assets->max_position_embeddings,
+                   ReadCount(config_path, config, "max_position_embeddings"));
+  RETURN_IF_ERROR(ReadEos(config_path, config, &assets->eos_ids).status());
+  RETURN_IF_ERROR(ReadGenerationConfig(dir / "generation_config.json", assets.get()));
+
+  if (std::filesystem::exists(dir / "tokenizer.json")) {
+    ASSIGN_OR_RETURN(assets->tokenizer, tokenizer::Tokenizer::Load(dir.string()));
+    assets->tokenizer_hash = assets->tokenizer->hash();
+    for (int32_t id = 0; id < assets->tokenizer->vocab_size(); ++id) {
+      assets->longest_token_bytes =
+          std::max(assets->longest_token_bytes, assets->tokenizer->TokenBytes(id).size());
+    }
+  }
+  return assets;
+}
+
+}  // namespace router

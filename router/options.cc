@@ -1,0 +1,50 @@
+#include "router/options.h"
+
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "service/listen_address.h"
+
+namespace router {
+
+absl::Status RouterOptions::Validate() const {
+  std::vector<std::string> problems;
+  const auto require = [&problems](bool good, auto&&... words) {
+    if (!good) problems.push_back(absl::StrCat(words...));
+  };
+  for (const auto& [flag, address] :
+       {std::pair{"--listen", listen}, std::pair{"--metrics_listen", metrics_listen}}) {
+    const auto parsed = service::ParseListenAddress(address);
+    require(parsed.ok(), flag, ": ", std::string(parsed.status().message()));
+  }
+  require(!model_assets.empty(), "--model_assets is missing");
+  require(!workers.empty(), "--workers is missing");
+  std::set<std::string> seen;
+  for (const std::string& worker : workers) {
+    const auto parsed = service::ParseListenAddress(worker);
+    require(parsed.ok() && parsed->port > 0, "--workers: \"", worker,
+            "\" is not host:port with a port of 1 to 65535");
+    require(seen.insert(worker).second, "--workers: ", worker, " is named twice");
+  }
+  require(policy == "cost" || policy == "least_load" || policy == "round_robin", "--policy: \"",
+          policy, "\" is not cost, least_load or round_robin");
+  require(max_queue > 0, "--max_queue: ", max_queue, " is not positive");
+  require(max_queue_bytes > 0, "--max_queue_bytes: ", max_queue_bytes, " is not positive");
+  require(max_attempts > 0, "--max_attempts: ", max_attempts, " is not positive");
+  require(local_prefill_tokens >= 0, "--local_prefill_tokens: ", local_prefill_tokens,
+          " is negative");
+  require(tls.cert_file.empty() == tls.key_file.empty(),
+          "--tls_cert and --tls_key must be given together");
+  for (const auto& [flag, duration] :
+       {std::pair{"--default_deadline_s", default_deadline},
+        std::pair{"--stream_idle_s", stream_idle}, std::pair{"--heartbeat_s", heartbeat},
+        std::pair{"--drain_limit_s", drain_limit}}) {
+    require(duration > absl::ZeroDuration(), flag, ": ", absl::FormatDuration(duration),
+            " is not positive");
+  }
+  if (problems.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrJoin(problems, "; "));
+}
+
+}  // namespace router

@@ -1,0 +1,123 @@
+// PrefixIndex: which worker has which cached blocks, exactly as the workers tell it
+// (serving.md 6.2), plus blocks that a worker is about to have because a request was just sent
+// there ("predicted", short-lived).
+//
+// One map of block hash -> set of workers answers a lookup with one probe per block of the prompt,
+// whatever the number of workers.  A worker never has more entries than blocks, predictions are
+// bounded by number and time, so the index is bounded.
+//
+// Owned by the loop's thread.  Times are EventLoop::Now().
+
+#ifndef ROUTER_PREFIX_INDEX_H_
+#define ROUTER_PREFIX_INDEX_H_
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "block_hash/block_hash.h"
+
+namespace router {
+
+using WorkerSlot = int32_t;  // a worker's place in the registry, 0, 1, ...
+
+class PrefixIndex final {
+ public:
+  struct Options {
+    absl::Duration stale_after = absl::Seconds(5);  // without a frame: no credit for the worker
+    absl::Duration predicted_ttl = absl::Seconds(3);
+    size_t max_predicted = 65536;  // entries; the oldest go first
+  };
+  struct Event {
+    enum class Kind { kStored, kRemoved, kCleared };
+    Kind kind = Kind::kStored;
+    block_hash::BlockHash hash;  // unused by kCleared
+  };
+  // As ferry.v1.KvEventFrame.
+  struct Frame {
+    std::string epoch;
+    uint64_t seq = 0;
+    std::vector<Event> events;
+    bool snapshot = false;
+    bool snapshot_end = false;
+    bool heartbeat = false;
+  };
+  enum class Applied {
+    kApplied,
+    kGap,         // frames are missing: nothing applied, the view is kept; ask again from next_seq
+    kOtherEpoch,  // of another life of the worker: nothing applied
+  };
+
+  explicit PrefixIndex(const Options& options) : options_(options) {}
+
+  // A worker (or its next life) with at most `max_blocks` blocks: whatever the slot had is dropped.
+  void StartWorker(WorkerSlot slot, const std::string& epoch, size_t max_blocks);
+  void DropWorker(WorkerSlot slot);
+
+  // Applies the next frame of the worker's stream.  Frames seen before and removals of unknown
+  // blocks change nothing.  A snapshot replaces the view when its last frame has come.
+  Applied Apply(WorkerSlot slot, const Frame& frame, absl::Time now);
+  // First frame not applied yet.
+  uint64_t next_seq(WorkerSlot slot) const;
+
+  // The worker will soon have these blocks.
+  void Predict(WorkerSlot slot, absl::Span<const block_hash::BlockHash> chain, absl::Time now);
+
+  // How many leading blocks of `chain` each slot has; 0 for a worker whose view is stale.
+  std::vector<int32_t> Lookup(absl::Span<const block_hash::BlockHash> chain, absl::Time now);
+
+  // For metrics.
+  size_t num_entries() const { return num_entries_; }  // (worker, block) pairs announced
+  size_t num_predicted() const { return predicted_.size(); }
+  size_t approximate_bytes() const;
+  int64_t num_gaps() const { return num_gaps_; }
+  int64_t num_snapshots() const { return num_snapshots_; }
+  int64_t num_untrusted(absl::Time now) const;
+
+ private:
+  // A set of slots; one word holds the first 64 workers.
+  using Slots = absl::InlinedVector<uint64_t, 1>;
+  struct Holders {
+    Slots announced;
+    Slots predicted;
+    bool empty() const;
+  };
+  struct Worker {
+    bool present = false;
+    std::string epoch;
+    size_t max_blocks = 0;
+    uint64_t last_seq = 0;
+    absl::Time last_frame = absl::InfinitePast();
+    absl::flat_hash_set<block_hash::BlockHash> blocks;
+    bool in_snapshot = false;
+    absl::flat_hash_set<block_hash::BlockHash> staged;  // the snapshot being read
+  };
+  using Prediction = std::pair<WorkerSlot, block_hash::BlockHash>;
+
+  bool Trusted(const Worker& worker, absl::Time now) const;
+  void Store(WorkerSlot slot, const block_hash::BlockHash& hash);
+  void Remove(WorkerSlot slot, const block_hash::BlockHash& hash);
+  void ApplyEvents(WorkerSlot slot, const std::vector<Event>& events);
+  void Forget(const Prediction& prediction);
+  void ExpirePredictions(absl::Time now);
+
+  const Options options_;
+  std::vector<Worker> workers_;  // by slot
+  absl::flat_hash_map<block_hash::BlockHash, Holders> holders_;
+  absl::flat_hash_map<Prediction, absl::Time> predicted_;          // until when
+  std::deque<std::pair<absl::Time, Prediction>> predicted_order_;  // a renewed one is in it twice
+  size_t num_entries_ = 0;
+  int64_t num_gaps_ = 0;
+  int64_t num_snapshots_ = 0;
+};
+
+}  // namespace router
+
+#endif  // ROUTER_PREFIX_INDEX_H_

@@ -1,0 +1,79 @@
+// PreparedRequest: a request that has been checked and completed: every default filled in, the
+// prompt as token ids.  Made on an RPC thread, then owned by its Generation on the loop's thread.
+
+#ifndef ROUTER_REQUEST_H_
+#define ROUTER_REQUEST_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "block_hash/block_hash.h"
+#include "router/model_assets.h"
+#include "router/routing_policy.h"
+
+namespace ferry::v1 {
+class GenerateRequest;
+class RequestSpec;
+}  // namespace ferry::v1
+
+namespace router {
+
+struct PreparedRequest {
+  PreparedRequest();
+  PreparedRequest(PreparedRequest&&) noexcept;
+  PreparedRequest& operator=(PreparedRequest&&) noexcept;
+  ~PreparedRequest();
+
+  std::string request_id;
+  const ModelAssets* model = nullptr;  // outlives the request
+  std::vector<int32_t> tokens;         // the prompt
+  bool max_tokens_stated = false;      // by the user; else it is cut to what fits the context
+  std::vector<std::string> stops;
+  bool include_stop = false;
+  std::vector<int32_t> stop_ids;  // EOS included unless ignore_eos
+  bool wants_logprobs = false;
+  int32_t priority = 0;
+  absl::Time arrival;           // EventLoop::Now()
+  absl::Time deadline;          // EventLoop::Now() clock
+  int64_t bytes = 0;            // memory that the request holds while it waits
+  std::string cache_namespace;  // root of the block hash chain
+  // What the workers get, except attempt and deadline.
+  std::unique_ptr<ferry::v1::RequestSpec> spec;
+
+  RequestView view() const;
+};
+
+// The models by name that a router serves.
+class ServedModels final {
+ public:
+  explicit ServedModels(std::vector<std::unique_ptr<ModelAssets>> models);
+  // `name` may be empty if exactly one model is served.
+  // Errors: kNotFound naming the model and those that are served; kInvalidArgument for an ambiguous
+  // "".
+  absl::StatusOr<const ModelAssets*> Find(const std::string& name) const;
+  const std::vector<std::unique_ptr<ModelAssets>>& all() const { return models_; }
+
+ private:
+  std::vector<std::unique_ptr<ModelAssets>> models_;
+};
+
+// Bytes of text whose tokenising is too long for an RPC thread.
+inline constexpr size_t kInlineTokenizeBytes = 64 << 10;
+
+// Checks everything that can be checked without tokenising: model, sampling, ids, length bounds.
+// Errors: kInvalidArgument naming field and value; kNotFound for the model.
+absl::Status CheckRequest(const ferry::v1::GenerateRequest& request, const ServedModels& models);
+
+// Tokenises, fills in defaults and makes the spec.  `arrival` and `deadline` are left to the
+// caller. REQUIRES: CheckRequest was OK. Errors: kInvalidArgument (text, prompt length, prompt +
+// max_tokens).
+absl::StatusOr<PreparedRequest> PrepareRequest(const ferry::v1::GenerateRequest& request,
+                                               const ServedModels& models);
+
+}  // namespace router
+
+#endif  // ROUTER_REQUEST_H_

@@ -1,0 +1,73 @@
+#include "router/retry_policy.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "status/grpc_status.h"
+
+namespace router {
+namespace {
+
+constexpr absl::Duration kFirstBackOff = absl::Milliseconds(50);
+constexpr absl::Duration kMaxBackOff = absl::Seconds(1);
+
+absl::Duration BackOff(int32_t failures) {
+  return std::min(kFirstBackOff * (1 << std::min(failures - 1, 10)), kMaxBackOff);
+}
+
+}  // namespace
+
+RetryVerdict DecideRetry(const absl::Status& error, int32_t max_attempts, FailureCounts* failures) {
+  switch (error.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kDeadlineExceeded:
+      return {};
+    case absl::StatusCode::kResourceExhausted:
+      ++failures->refused;
+      return {.retry = true, .same_worker_back_off = BackOff(failures->refused)};
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kNotFound:  // the other worker had dropped its half already
+      ++failures->aborted;
+      if (failures->aborted % 2 == 0) ++failures->counted;
+      break;
+    case absl::StatusCode::kInternal:
+      ++failures->counted;
+      if (++failures->internal > 1) return {};
+      break;
+    default:  // unavailable, failed precondition, data loss, cancelled by the worker, ...
+      ++failures->counted;
+      break;
+  }
+  if (failures->counted >= max_attempts) return {};
+  return {.retry = true,
+          .same_worker_back_off = BackOff(std::max(1, failures->counted + failures->aborted))};
+}
+
+absl::Status FinalStatus(const absl::Status& error, int32_t attempts) {
+  absl::StatusCode code = error.code();
+  switch (code) {
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kCancelled:  // by the worker: the client has not asked for it
+    case absl::StatusCode::kAlreadyExists:
+      code = absl::StatusCode::kUnavailable;
+      break;
+    case absl::StatusCode::kUnknown:
+    case absl::StatusCode::kDataLoss:
+      code = absl::StatusCode::kInternal;
+      break;
+    default:
+      break;
+  }
+  std::string message(error.message());
+  if (attempts > 1) message = absl::StrCat("gave up after ", attempts, " attempts: ", message);
+  absl::Status result(code, message);
+  const std::string reason = status::Reason(error);
+  return reason.empty() ? result : status::WithReason(std::move(result), reason);
+}
+
+}  // namespace router

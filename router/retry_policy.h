@@ -1,0 +1,38 @@
+// What the router does when a try of a request has failed (serving.md 3.5): pure rules.
+
+#ifndef ROUTER_RETRY_POLICY_H_
+#define ROUTER_RETRY_POLICY_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace router {
+
+// What has gone wrong with one request so far.
+struct FailureCounts {
+  int32_t counted = 0;  // tries used up
+  int32_t internal = 0;
+  int32_t aborted = 0;  // transfers broken; often by a fence that was meant for another request
+  int32_t refused = 0;  // workers that were full
+};
+
+struct RetryVerdict {
+  bool retry = false;
+  // A worker that has failed the request gets it again only after this long, and only if nobody
+  // else can.
+  absl::Duration same_worker_back_off = absl::ZeroDuration();
+};
+
+// Counts `error` in `failures` and decides.  `max_attempts` includes the first try; a full worker
+// costs no try (the deadline bounds those), a broken transfer half a one.  REQUIRES: !error.ok(),
+// and the client has seen no token.
+RetryVerdict DecideRetry(const absl::Status& error, int32_t max_attempts, FailureCounts* failures);
+
+// What the client is told when there is no further try.
+absl::Status FinalStatus(const absl::Status& error, int32_t attempts);
+
+}  // namespace router
+
+#endif  // ROUTER_RETRY_POLICY_H_

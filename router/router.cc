@@ -1,0 +1,155 @@
+#include "router/router.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace router {
+namespace {
+
+constexpr absl::Duration kGaugeInterval = absl::Seconds(1);
+constexpr absl::Duration kLastCallbacks = absl::Seconds(10);
+
+Policy PolicyOf(const std::string& name) {
+  if (name == "least_load") return Policy::kLeastLoad;
+  return name == "round_robin" ? Policy::kRoundRobin : Policy::kCost;
+}
+
+}  // namespace
+
+Router::Router(const RouterOptions& options, std::vector<std::unique_ptr<ModelAssets>> models,
+               prometheus::Registry* metrics)
+    : default_deadline_(options.default_deadline),
+      models_(std::move(models)),
+      metrics_(RouterMetrics::Create(metrics)),
+      worker_calls_(std::make_shared<OutstandingCalls>()),
+      client_calls_(std::make_shared<OutstandingCalls>()),
+      index_({.stale_after = 5 * options.heartbeat}) {
+  const WorkerRegistry::Options registry_options = {.addresses = options.workers,
+                                                    .tls = options.tls,
+                                                    .heartbeat = options.heartbeat,
+                                                    .hash_seed = options.hash_seed};
+  registry_ = std::make_unique<WorkerRegistry>(registry_options, &models_, &loop_, worker_calls_,
+                                               &index_, &ledger_);
+  const Dispatcher::Options dispatcher_options = {
+      .queue = {.max_requests = options.max_queue, .max_bytes = options.max_queue_bytes},
+      .policy = {.policy = PolicyOf(options.policy),
+                 .local_prefill_tokens = options.local_prefill_tokens},
+      .hash_seed = options.hash_seed,
+      .grace = 2 * options.heartbeat};
+  dispatcher_ = std::make_unique<Dispatcher>(dispatcher_options, &loop_, registry_.get(), &index_,
+                                             &ledger_, metrics_.get());
+  generation_context_ = {.loop = &loop_,
+                         .registry = registry_.get(),
+                         .dispatcher = dispatcher_.get(),
+                         .ledger = &ledger_,
+                         .metrics = metrics_.get(),
+                         .max_attempts = options.max_attempts,
+                         .stream_idle = options.stream_idle};
+  metrics_->SetConfigSeconds("default_deadline", options.default_deadline);
+  metrics_->SetConfigSeconds("stream_idle", options.stream_idle);
+  metrics_->SetConfigSeconds("heartbeat", options.heartbeat);
+  metrics_->SetConfigSeconds("drain_limit", options.drain_limit);
+}
+
+Router::~Router() { Stop(); }
+
+void Router::Start(std::function<void(bool)> on_ready) {
+  loop_.Run([this, &on_ready] {
+    on_ready_ = std::move(on_ready);
+    registry_->Start([this] { OnWorkersChanged(); },
+                     [this](WorkerSlot slot, const std::string& epoch, const absl::Status& cause) {
+                       OnWorkerLost(slot, epoch, cause);
+                     });
+    WriteGauges();
+  });
+}
+
+absl::Status Router::Submit(int64_t number, PreparedRequest request,
+                            std::shared_ptr<ClientStream> client) {
+  if (!running_ids_.emplace(request.request_id, number).second) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("request_id ", request.request_id, " belongs to a running request"));
+  }
+  auto generation =
+      std::make_unique<Generation>(generation_context_, std::move(request), number,
+                                   std::move(client), [this, number](Generation* ended) {
+                                     running_ids_.erase(ended->request_id());
+                                     // Not at once: it may be one of its own functions that ended
+                                     // it.
+                                     loop_.Post([this, number] { generations_.erase(number); });
+                                   });
+  Generation* const started = generation.get();
+  generations_.emplace(number, std::move(generation));
+  started->Start();
+  return absl::OkStatus();
+}
+
+void Router::OnClientGone(int64_t number) {
+  const auto it = generations_.find(number);
+  if (it != generations_.end()) it->second->OnClientGone();
+}
+
+void Router::OnClientDrained(int64_t number) {
+  const auto it = generations_.find(number);
+  if (it != generations_.end()) it->second->OnClientDrained();
+}
+
+void Router::OnWorkersChanged() {
+  dispatcher_->SchedulePump();
+  bool ready = false;
+  for (const auto& model : models_.all()) {
+    ready = ready || registry_->ReadyWorkers(*model).decode > 0;
+  }
+  if (ready == ready_) return;
+  ready_ = ready;
+  spdlog::info("ready={}", ready);
+  if (on_ready_ != nullptr) on_ready_(ready);
+}
+
+void Router::OnWorkerLost(WorkerSlot slot, const std::string& epoch, const absl::Status& cause) {
+  // Ending and retrying change the map only later.
+  for (auto& [number, generation] : generations_) generation->OnWorkerLost(slot, epoch, cause);
+}
+
+void Router::WriteGauges() {
+  metrics_->SetQueue(dispatcher_->queue().num_requests(), dispatcher_->queue().num_bytes());
+  metrics_->SetRunning(static_cast<int64_t>(generations_.size()));
+  metrics_->SetIndex({.entries = static_cast<int64_t>(index_.num_entries()),
+                      .predicted = static_cast<int64_t>(index_.num_predicted()),
+                      .bytes = static_cast<int64_t>(index_.approximate_bytes()),
+                      .gaps = index_.num_gaps(),
+                      .snapshots = index_.num_snapshots(),
+                      .untrusted_workers = index_.num_untrusted(EventLoop::Now())});
+  for (WorkerSlot slot = 0; slot < registry_->num_workers(); ++slot) {
+    const WorkerLink& link = registry_->link(slot);
+    metrics_->SetWorkerState(link.address(), LinkRoleName(link.facts().role),
+                             LinkStateName(link.state()));
+  }
+  loop_.After(kGaugeInterval, [this] { WriteGauges(); });
+}
+
+void Router::AbortAll(const absl::Status& status) {
+  loop_.Run([this, &status] {
+    for (auto& [number, generation] : generations_) generation->Abort(status);
+  });
+}
+
+void Router::Stop() {
+  if (std::exchange(stopped_, true)) return;
+  AbortAll(absl::UnavailableError("the router is shutting down"));
+  loop_.Run([this] {
+    registry_->Stop();
+    on_ready_ = nullptr;
+  });
+  if (!worker_calls_->WaitForNone(kLastCallbacks)) {
+    spdlog::warn("stopping=true: calls to workers have not ended");
+  }
+  // What was posted by the last callbacks runs before the loop ends.
+  loop_.Stop();
+}
+
+}  // namespace router

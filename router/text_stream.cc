@@ -1,0 +1,44 @@
+#include "router/text_stream.h"
+
+#include <algorithm>
+
+namespace router {
+
+TextStream::TextStream(const tokenizer::Tokenizer* tokenizer, const Options& options)
+    : tokenizer_(tokenizer), stop_ids_(options.stop_ids), include_stop_(options.include_stop) {
+  if (tokenizer_ == nullptr) return;
+  decoder_.emplace(*tokenizer_, /*skip_special_tokens=*/true);
+  matcher_.emplace(options.stops, options.include_stop);
+}
+
+TextStream::Piece TextStream::Add(absl::Span<const uint32_t> ids, bool ended, bool by_stop_id) {
+  Piece piece;
+  if (tokenizer_ == nullptr) {
+    piece.num_tokens = static_cast<int32_t>(ids.size());
+    return piece;
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const auto id = static_cast<int32_t>(ids[i]);
+    ++piece.num_tokens;
+    // A model may have more ids than its tokenizer (padded vocabulary): those have no text.
+    if (id < 0 || id >= tokenizer_->vocab_size()) continue;
+    const bool is_end = by_stop_id && i + 1 == ids.size();
+    if (is_end && !include_stop_ &&
+        std::find(stop_ids_.begin(), stop_ids_.end(), id) != stop_ids_.end()) {
+      continue;
+    }
+    piece.text += matcher_->Add(decoder_->Add(id));
+    if (matcher_->stopped()) {
+      piece.stopped = true;
+      return piece;
+    }
+  }
+  if (ended) {
+    piece.text += matcher_->Add(decoder_->Finish());
+    piece.stopped = matcher_->stopped();
+    if (!piece.stopped) piece.text += matcher_->Finish();
+  }
+  return piece;
+}
+
+}  // namespace router

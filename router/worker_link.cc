@@ -1,0 +1,305 @@
+#include "router/worker_link.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "ferry/v1/worker.pb.h"
+#include "service/process.h"
+
+namespace router {
+namespace {
+
+constexpr int kSuspectAfter = 3;  // heartbeats missed
+constexpr int kDeadAfter = 5;
+constexpr int kReportsPerHeartbeat = 5;
+constexpr absl::Duration kFirstBackOff = absl::Milliseconds(100);
+constexpr absl::Duration kMaxBackOff = absl::Seconds(2);
+constexpr absl::Duration kInfoTimeout = absl::Seconds(2);
+constexpr size_t kEpochBytes = 16;
+
+LinkRole RoleOf(ferry::v1::WorkerRole role) {
+  switch (role) {
+    case ferry::v1::WORKER_ROLE_PREFILL:
+      return LinkRole::kPrefill;
+    case ferry::v1::WORKER_ROLE_DECODE:
+      return LinkRole::kDecode;
+    case ferry::v1::WORKER_ROLE_BOTH:
+      return LinkRole::kBoth;
+    default:
+      return LinkRole::kUnknown;
+  }
+}
+
+WorkerFacts FactsOf(const ferry::v1::WorkerInfo& info) {
+  return {.epoch = info.epoch(),
+          .role = RoleOf(info.role()),
+          .model = info.model(),
+          .tokenizer_hash = info.tokenizer_hash(),
+          .layout = info.layout_fingerprint(),
+          .block_size = static_cast<int32_t>(info.block_size()),
+          .block_bytes = static_cast<int64_t>(info.block_bytes()),
+          .num_blocks = static_cast<int32_t>(info.num_blocks()),
+          .max_model_len = static_cast<int32_t>(info.max_model_len()),
+          .hash_seed = info.hash_seed(),
+          .prefill_tokens_per_s = info.prefill_tokens_per_s(),
+          .prefill_s_per_token2 = info.prefill_s_per_token2(),
+          .decode_step_ms = info.decode_step_ms(),
+          .decode_step_ms_per_seq = info.decode_step_ms_per_seq()};
+}
+
+absl::Status CheckFacts(const WorkerFacts& facts) {
+  if (facts.epoch.size() != kEpochBytes || facts.role == LinkRole::kUnknown ||
+      facts.block_size <= 0 || facts.num_blocks < 0 || facts.max_model_len < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("its GetInfo is unusable: epoch of ", facts.epoch.size(), " bytes, role ",
+                     LinkRoleName(facts.role), ", block_size ", facts.block_size, ", num_blocks ",
+                     facts.num_blocks));
+  }
+  return absl::OkStatus();
+}
+
+WorkerLoad LoadOf(const ferry::v1::LoadReport& report) {
+  const ferry::v1::KvBlockCounts& blocks = report.kv_blocks();
+  return {.waiting_tokens = static_cast<int64_t>(report.waiting_tokens()),
+          .waiting_requests = static_cast<int32_t>(report.waiting_requests()),
+          .running_requests = static_cast<int32_t>(report.running_requests()),
+          .used_blocks = static_cast<int32_t>(blocks.active() + blocks.reserved() + blocks.held() +
+                                              blocks.quarantined()),
+          .step_ms = report.step_ms()};
+}
+
+PrefixIndex::Frame FrameOf(const ferry::v1::KvEventFrame& proto) {
+  PrefixIndex::Frame frame = {.epoch = proto.epoch(),
+                              .seq = proto.seq(),
+                              .events = {},
+                              .snapshot = proto.snapshot(),
+                              .snapshot_end = proto.snapshot_end(),
+                              .heartbeat = proto.heartbeat()};
+  frame.events.reserve(proto.events_size());
+  for (const auto& event : proto.events()) {
+    using Kind = PrefixIndex::Event::Kind;
+    if (event.has_cleared()) {
+      frame.events.push_back({.kind = Kind::kCleared, .hash = {}});
+      continue;
+    }
+    const std::string& raw = event.has_stored() ? event.stored().hash() : event.removed();
+    if (raw.size() != block_hash::BlockHash().bytes.size()) continue;  // not a hash of ours
+    frame.events.push_back({.kind = event.has_stored() ? Kind::kStored : Kind::kRemoved,
+                            .hash = block_hash::BlockHash::FromBytes(raw)});
+  }
+  return frame;
+}
+
+}  // namespace
+
+const char* LinkStateName(LinkState state) {
+  switch (state) {
+    case LinkState::kConnecting:
+      return "connecting";
+    case LinkState::kServing:
+      return "serving";
+    case LinkState::kDraining:
+      return "draining";
+    case LinkState::kSuspect:
+      return "suspect";
+    case LinkState::kDead:
+      return "dead";
+  }
+  return "unknown";
+}
+
+const char* LinkRoleName(LinkRole role) {
+  switch (role) {
+    case LinkRole::kPrefill:
+      return "prefill";
+    case LinkRole::kDecode:
+      return "decode";
+    case LinkRole::kBoth:
+      return "both";
+    case LinkRole::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
+WorkerLink::WorkerLink(WorkerSlot slot, const Options& options, EventLoop* loop,
+                       std::shared_ptr<OutstandingCalls> outstanding, PrefixIndex* index,
+                       Listener* listener)
+    : slot_(slot),
+      options_(options),
+      loop_(loop),
+      outstanding_(std::move(outstanding)),
+      index_(index),
+      listener_(listener),
+      back_off_(kFirstBackOff) {}
+
+WorkerLink::~WorkerLink() { Stop(); }
+
+void WorkerLink::Start() { Connect(); }
+
+void WorkerLink::Stop() {
+  stopped_ = true;
+  CloseStreams();
+}
+
+void WorkerLink::CloseStreams() {
+  info_call_.reset();
+  load_stream_.reset();
+  kv_stream_.reset();
+  loop_->CancelTimer(std::exchange(reconnect_timer_, 0));
+  loop_->CancelTimer(std::exchange(heartbeat_timer_, 0));
+  loop_->CancelTimer(std::exchange(kv_timer_, 0));
+}
+
+void WorkerLink::SetState(LinkState state) {
+  if (state_ == state) return;
+  spdlog::info("worker={} state={} was={} role={} model={} epoch={}", options_.address,
+               LinkStateName(state), LinkStateName(state_), LinkRoleName(facts_.role), facts_.model,
+               absl::BytesToHexString(facts_.epoch));
+  state_ = state;
+}
+
+void WorkerLink::Connect() {
+  CloseStreams();
+  // New channels each time: a channel that has failed waits with its own back-off.
+  client_ = WorkerClient::Create(options_.address, options_.tls, loop_, outstanding_);
+  info_call_ = client_->GetInfo(kInfoTimeout, [this](absl::StatusOr<ferry::v1::WorkerInfo> info) {
+    OnInfo(std::move(info));
+  });
+}
+
+void WorkerLink::OnInfo(absl::StatusOr<ferry::v1::WorkerInfo> info) {
+  if (stopped_) return;
+  const absl::Status status = info.ok() ? CheckFacts(FactsOf(*info)) : info.status();
+  if (!status.ok()) {
+    spdlog::debug("worker={} unreachable={}", options_.address,
+                  service::LogValue(status.ToString()));
+    Lost(status);
+    ReconnectLater();
+    return;
+  }
+  WorkerFacts facts = FactsOf(*info);
+  if (facts.epoch != facts_.epoch) {
+    if (!facts_.epoch.empty()) {
+      Lost(absl::UnavailableError(absl::StrCat("worker ", options_.address, " has restarted")));
+    }
+    facts_ = std::move(facts);
+    load_ = WorkerLoad();
+    index_->StartWorker(slot_, facts_.epoch, facts_.num_blocks);
+  }
+  back_off_ = kFirstBackOff;
+  last_report_ = EventLoop::Now();
+
+  ferry::v1::WatchLoadRequest request;
+  request.set_interval_ms(static_cast<uint32_t>(
+      std::max<int64_t>(1, absl::ToInt64Milliseconds(options_.heartbeat) / kReportsPerHeartbeat)));
+  load_stream_ = client_->WatchLoad(
+      request, {.on_message = [this](const ferry::v1::LoadReport& report) { OnLoad(report); },
+                .on_end = [this](const absl::Status& status) { Broken(status); }});
+  if (facts_.hash_seed == options_.hash_seed) {
+    OpenKvEvents();
+  } else {
+    spdlog::warn("worker={} hash_seed={} ours={}: its cached blocks are not used for routing",
+                 options_.address, facts_.hash_seed, options_.hash_seed);
+  }
+  heartbeat_timer_ = loop_->After(options_.heartbeat, [this] { CheckHeartbeat(); });
+  listener_->OnWorkerChanged(this);
+}
+
+void WorkerLink::OnLoad(const ferry::v1::LoadReport& report) {
+  if (report.epoch() != facts_.epoch) {
+    Broken(absl::UnavailableError(absl::StrCat("worker ", options_.address, " has restarted")));
+    return;
+  }
+  load_ = LoadOf(report);
+  last_report_ = EventLoop::Now();
+  const LinkState before = state_;
+  SetState(report.state() == ferry::v1::WORKER_STATE_DRAINING ? LinkState::kDraining
+                                                              : LinkState::kServing);
+  load_stream_->ReadNext();
+  listener_->OnLoadReport(this);
+  if (before != state_) listener_->OnWorkerChanged(this);
+}
+
+void WorkerLink::OpenKvEvents() {
+  kv_timer_ = 0;
+  ferry::v1::WatchKvEventsRequest request;
+  request.set_epoch(facts_.epoch);
+  request.set_from_seq(index_->next_seq(slot_));
+  kv_stream_ = client_->WatchKvEvents(
+      request, {.on_message = [this](const ferry::v1::KvEventFrame& frame) { OnKvFrame(frame); },
+                .on_end =
+                    [this](const absl::Status& status) {
+                      spdlog::debug("worker={} kv_events_ended={}", options_.address,
+                                    service::LogValue(status.ToString()));
+                      // Load and life are WatchLoad's; without this stream the view only grows
+                      // stale.
+                      kv_timer_ = loop_->After(options_.heartbeat, [this] { OpenKvEvents(); });
+                    }});
+}
+
+void WorkerLink::OnKvFrame(const ferry::v1::KvEventFrame& frame) {
+  switch (index_->Apply(slot_, FrameOf(frame), EventLoop::Now())) {
+    case PrefixIndex::Applied::kApplied:
+      kv_stream_->ReadNext();
+      return;
+    case PrefixIndex::Applied::kGap:
+      spdlog::warn("worker={} kv_events_gap=true expected_seq={} seq={}", options_.address,
+                   index_->next_seq(slot_), frame.seq());
+      // Ask again from what is missing: a replay or a snapshot comes.  Not at once, so that a
+      // worker that skips every time does not keep us busy.
+      kv_stream_.reset();
+      kv_timer_ = loop_->After(kFirstBackOff, [this] { OpenKvEvents(); });
+      return;
+    case PrefixIndex::Applied::kOtherEpoch:
+      Broken(absl::UnavailableError(absl::StrCat("worker ", options_.address, " has restarted")));
+      return;
+  }
+}
+
+void WorkerLink::Suspect() {
+  if (state_ != LinkState::kServing && state_ != LinkState::kDraining) return;
+  SetState(LinkState::kSuspect);
+  listener_->OnWorkerChanged(this);
+}
+
+void WorkerLink::Broken(const absl::Status& cause) {
+  if (stopped_) return;
+  spdlog::debug("worker={} broken={}", options_.address, service::LogValue(cause.ToString()));
+  if (state_ != LinkState::kDead) SetState(LinkState::kSuspect);
+  listener_->OnWorkerChanged(this);
+  // Who is there now?  Not from inside a callback of the stream that Connect closes.
+  loop_->CancelTimer(reconnect_timer_);
+  reconnect_timer_ = loop_->After(absl::ZeroDuration(), [this] { Connect(); });
+}
+
+void WorkerLink::Lost(const absl::Status& cause) {
+  if (facts_.epoch.empty() || state_ == LinkState::kDead) return;
+  SetState(LinkState::kDead);
+  listener_->OnWorkerLost(this, facts_.epoch, cause);
+  listener_->OnWorkerChanged(this);
+}
+
+void WorkerLink::ReconnectLater() {
+  loop_->CancelTimer(reconnect_timer_);
+  reconnect_timer_ = loop_->After(back_off_, [this] { Connect(); });
+  back_off_ = std::min(back_off_ * 2, kMaxBackOff);
+}
+
+void WorkerLink::CheckHeartbeat() {
+  const absl::Duration silence = EventLoop::Now() - last_report_;
+  if (silence >= kDeadAfter * options_.heartbeat) {
+    Lost(absl::UnavailableError(absl::StrCat("worker ", options_.address, " has been silent for ",
+                                             absl::FormatDuration(silence))));
+    Connect();
+    return;
+  }
+  if (silence >= kSuspectAfter * options_.heartbeat) Suspect();
+  heartbeat_timer_ = loop_->After(options_.heartbeat / 2, [this] { CheckHeartbeat(); });
+}
+
+}  // namespace router

@@ -1,0 +1,138 @@
+// WorkerLink: the router's view of one worker address: who is there (GetInfo), how loaded it is
+// (WatchLoad), what it has cached (WatchKvEvents), and whether it is alive.
+//
+//   connecting ── GetInfo, first report ──► serving ◄──► draining
+//                     ▲                       │ 3 heartbeats missed, or WatchLoad broke
+//                     │                       ▼
+//                     └──── back-off ──── suspect ── 5 missed, or GetInfo failed ──► dead ──
+//                     back-off ─►
+//
+// A process that comes back under another epoch is another worker: the listener hears that the old
+// one is dead before anything of the new one is seen.
+//
+// Owned by the loop's thread.
+
+#ifndef ROUTER_WORKER_LINK_H_
+#define ROUTER_WORKER_LINK_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "router/event_loop.h"
+#include "router/prefix_index.h"
+#include "router/worker_client.h"
+
+namespace router {
+
+enum class LinkState { kConnecting, kServing, kDraining, kSuspect, kDead };
+const char* LinkStateName(LinkState state);
+enum class LinkRole { kUnknown, kPrefill, kDecode, kBoth };
+const char* LinkRoleName(LinkRole role);
+
+// What GetInfo said.
+struct WorkerFacts {
+  std::string epoch;
+  LinkRole role = LinkRole::kUnknown;
+  std::string model;
+  std::string tokenizer_hash;
+  std::string layout;
+  int32_t block_size = 0;
+  int64_t block_bytes = 0;
+  int32_t num_blocks = 0;
+  int32_t max_model_len = 0;
+  uint64_t hash_seed = 0;
+  double prefill_tokens_per_s = 0;
+  double prefill_s_per_token2 = 0;
+  double decode_step_ms = 0;
+  double decode_step_ms_per_seq = 0;
+};
+
+// What its last load report said.
+struct WorkerLoad {
+  int64_t waiting_tokens = 0;
+  int32_t waiting_requests = 0;
+  int32_t running_requests = 0;
+  int32_t used_blocks = 0;  // active, reserved, held, quarantined
+  double step_ms = 0;
+};
+
+class WorkerLink final {
+ public:
+  class Listener {
+   public:
+    virtual ~Listener() = default;
+    // State, facts or load changed.
+    virtual void OnWorkerChanged(WorkerLink* link) = 0;
+    // A load report was taken in.
+    virtual void OnLoadReport(WorkerLink* link) = 0;
+    // The life `epoch` of this worker is over: what runs there is lost.
+    virtual void OnWorkerLost(WorkerLink* link, const std::string& epoch,
+                              const absl::Status& cause) = 0;
+  };
+  struct Options {
+    std::string address;
+    service::TlsOptions tls;
+    absl::Duration heartbeat = absl::Seconds(1);
+    uint64_t hash_seed = 0;  // with another one the worker's block hashes mean nothing here
+  };
+
+  // Everything must outlive the link.
+  WorkerLink(WorkerSlot slot, const Options& options, EventLoop* loop,
+             std::shared_ptr<OutstandingCalls> outstanding, PrefixIndex* index, Listener* listener);
+  ~WorkerLink();
+
+  void Start();
+  // Closes every stream; nothing is reported any more.
+  void Stop();
+
+  WorkerSlot slot() const { return slot_; }
+  const std::string& address() const { return options_.address; }
+  LinkState state() const { return state_; }
+  const WorkerFacts& facts() const { return facts_; }
+  const WorkerLoad& load() const { return load_; }
+  // For RPCs to the worker; shared with the requests that run there, which may outlive a
+  // reconnection.
+  const std::shared_ptr<WorkerClient>& client() const { return client_; }
+
+ private:
+  void Connect();
+  void OnInfo(absl::StatusOr<ferry::v1::WorkerInfo> info);
+  void OnLoad(const ferry::v1::LoadReport& report);
+  void OpenKvEvents();
+  void OnKvFrame(const ferry::v1::KvEventFrame& frame);
+  void Suspect();
+  void Broken(const absl::Status& cause);
+  void Lost(const absl::Status& cause);
+  void ReconnectLater();
+  void CheckHeartbeat();
+  void SetState(LinkState state);
+  void CloseStreams();
+
+  const WorkerSlot slot_;
+  const Options options_;
+  EventLoop* const loop_;
+  const std::shared_ptr<OutstandingCalls> outstanding_;
+  PrefixIndex* const index_;
+  Listener* const listener_;
+
+  LinkState state_ = LinkState::kConnecting;
+  bool stopped_ = false;
+  WorkerFacts facts_;  // epoch empty: nobody known
+  WorkerLoad load_;
+  absl::Time last_report_ = absl::InfinitePast();
+  absl::Duration back_off_;
+  std::shared_ptr<WorkerClient> client_;
+  std::unique_ptr<RpcCall> info_call_;
+  std::unique_ptr<RpcStream> load_stream_;
+  std::unique_ptr<RpcStream> kv_stream_;
+  EventLoop::TimerId reconnect_timer_ = 0;
+  EventLoop::TimerId heartbeat_timer_ = 0;
+  EventLoop::TimerId kv_timer_ = 0;
+};
+
+}  // namespace router
+
+#endif  // ROUTER_WORKER_LINK_H_

@@ -1,0 +1,59 @@
+#include "router/load_ledger.h"
+
+#include "gtest/gtest.h"
+
+namespace router {
+namespace {
+
+const absl::Time kStart = absl::UnixEpoch() + absl::Hours(1);
+const LoadLedger::Load kLoad = {
+    .prefill_tokens = 100, .requests = 1, .kv_blocks = 4, .growth_blocks = 2};
+
+TEST(LoadLedgerTest, AChargeIsSeenAtOnceAndGivenBackOnce) {
+  LoadLedger ledger;
+  const auto a = ledger.Charge(3, kLoad, kStart);
+  ledger.Charge(3, kLoad, kStart);
+  EXPECT_EQ(ledger.uncommitted(3).prefill_tokens, 200);
+  EXPECT_EQ(ledger.uncommitted(3).requests, 2);
+  EXPECT_EQ(ledger.uncommitted(0), LoadLedger::Load());
+  ledger.Release(a);
+  ledger.Release(a);
+  ledger.Release(0);
+  EXPECT_EQ(ledger.uncommitted(3), kLoad);
+  EXPECT_EQ(ledger.num_charges(), 1u);
+}
+
+TEST(LoadLedgerTest, ReportsTakeOverOnlyWhatTheWorkerHasAccepted) {
+  LoadLedger ledger;
+  const auto accepted = ledger.Charge(0, kLoad, kStart);
+  const auto pending = ledger.Charge(0, kLoad, kStart);
+  ledger.OnReport(0);
+  ledger.OnReport(0);
+  EXPECT_EQ(ledger.uncommitted(0).prefill_tokens, 200) << "nobody has accepted anything";
+  ledger.Commit(accepted);
+  ledger.OnReport(0);  // may have been written before
+  EXPECT_EQ(ledger.uncommitted(0).prefill_tokens, 200);
+  ledger.OnReport(0);
+  EXPECT_EQ(ledger.uncommitted(0).prefill_tokens, 100);
+  EXPECT_EQ(ledger.uncommitted(0).growth_blocks, 4) << "no report shows what will grow";
+  ledger.Release(accepted);
+  EXPECT_EQ(ledger.uncommitted(0), kLoad);
+  ledger.Commit(pending);
+  ledger.Release(pending);
+  ledger.OnReport(0);
+  ledger.OnReport(0);
+  EXPECT_EQ(ledger.uncommitted(0), LoadLedger::Load());
+}
+
+TEST(LoadLedgerTest, RecentAssignmentsFade) {
+  LoadLedger ledger;
+  ledger.Release(ledger.Charge(1, kLoad, kStart));
+  EXPECT_DOUBLE_EQ(ledger.recent_assignments(1, kStart), 1.0);
+  EXPECT_EQ(ledger.recent_assignments(0, kStart), 0.0);
+  ledger.Charge(1, kLoad, kStart);
+  EXPECT_DOUBLE_EQ(ledger.recent_assignments(1, kStart), 2.0);
+  EXPECT_LT(ledger.recent_assignments(1, kStart + absl::Seconds(20)), 0.001);
+}
+
+}  // namespace
+}  // namespace router

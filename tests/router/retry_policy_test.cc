@@ -1,0 +1,51 @@
+#include "router/retry_policy.h"
+
+#include "gtest/gtest.h"
+#include "status/grpc_status.h"
+
+namespace router {
+namespace {
+
+int TriesUntilGivenUp(const absl::Status& error, int max_attempts) {
+  FailureCounts failures;
+  for (int tries = 1; tries < 100; ++tries) {
+    if (!DecideRetry(error, max_attempts, &failures).retry) return tries;
+  }
+  return 100;
+}
+
+TEST(RetryPolicyTest, EveryCodeHasItsRule) {
+  EXPECT_EQ(TriesUntilGivenUp(absl::UnavailableError(""), 3), 3);
+  EXPECT_EQ(TriesUntilGivenUp(absl::UnavailableError(""), 1), 1);
+  EXPECT_EQ(TriesUntilGivenUp(absl::FailedPreconditionError(""), 3), 3);
+  EXPECT_EQ(TriesUntilGivenUp(absl::DataLossError(""), 3), 3);
+  EXPECT_EQ(TriesUntilGivenUp(absl::InternalError(""), 3), 2) << "once more";
+  EXPECT_EQ(TriesUntilGivenUp(absl::AbortedError(""), 3), 6) << "a fence hits innocents";
+  EXPECT_EQ(TriesUntilGivenUp(absl::ResourceExhaustedError(""), 3), 100) << "full is not failed";
+  EXPECT_EQ(TriesUntilGivenUp(absl::InvalidArgumentError(""), 3), 1);
+  EXPECT_EQ(TriesUntilGivenUp(absl::DeadlineExceededError(""), 3), 1);
+}
+
+TEST(RetryPolicyTest, BackOffGrowsAndIsBounded) {
+  FailureCounts failures;
+  const auto first = DecideRetry(absl::ResourceExhaustedError(""), 3, &failures);
+  const auto second = DecideRetry(absl::ResourceExhaustedError(""), 3, &failures);
+  EXPECT_GT(second.same_worker_back_off, first.same_worker_back_off);
+  for (int i = 0; i < 60; ++i) DecideRetry(absl::ResourceExhaustedError(""), 3, &failures);
+  EXPECT_LE(DecideRetry(absl::ResourceExhaustedError(""), 3, &failures).same_worker_back_off,
+            absl::Seconds(1));
+}
+
+TEST(RetryPolicyTest, TheClientIsToldTheContractsCodes) {
+  EXPECT_EQ(FinalStatus(absl::AbortedError("x"), 6).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(FinalStatus(absl::CancelledError("x"), 1).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(FinalStatus(absl::DataLossError("x"), 3).code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(FinalStatus(absl::UnavailableError("gone"), 3).message(),
+            "gave up after 3 attempts: gone");
+  EXPECT_EQ(status::Reason(FinalStatus(
+                status::WithReason(absl::FailedPreconditionError("x"), status::kIncompatible), 2)),
+            status::kIncompatible);
+}
+
+}  // namespace
+}  // namespace router

@@ -1,0 +1,77 @@
+#include "router/text_stream.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/tokenizer/tiny_tokenizer.h"
+
+namespace router {
+namespace {
+
+std::vector<uint32_t> Bytes(const std::string& text) {
+  std::vector<uint32_t> ids;
+  for (const char c : text) ids.push_back(static_cast<uint8_t>(c));
+  return ids;
+}
+
+class TextStreamTest : public testing::Test {
+ protected:
+  const std::unique_ptr<tokenizer::Tokenizer> tokenizer_ =
+      tokenizer::Make(tokenizer::TinyTokenizer());
+};
+
+TEST_F(TextStreamTest, GivesOutWholeCharactersOnly) {
+  TextStream stream(tokenizer_.get(), {});
+  EXPECT_EQ(stream.Add(Bytes("a\xC3"), false, false).text, "a");
+  const TextStream::Piece piece = stream.Add(Bytes("\xA9"), false, false);
+  EXPECT_EQ(piece.text, "\xC3\xA9");
+  EXPECT_EQ(piece.num_tokens, 1);
+  EXPECT_FALSE(piece.stopped);
+  EXPECT_EQ(stream.Add(Bytes("\xC3"), /*ended=*/true, false).text, "\xEF\xBF\xBD");
+}
+
+TEST_F(TextStreamTest, StopStringsAreFoundOverTokenBoundaries) {
+  TextStream stream(tokenizer_.get(), {.stops = {"END"}});
+  EXPECT_EQ(stream.Add(Bytes("abE"), false, false).text, "ab");
+  EXPECT_EQ(stream.Add(Bytes("Ex"), false, false).text, "EEx");
+  EXPECT_EQ(stream.Add(Bytes("EN"), false, false).text, "");
+  const TextStream::Piece piece = stream.Add(Bytes("Dxyz"), false, false);
+  EXPECT_EQ(piece.text, "");
+  EXPECT_TRUE(piece.stopped);
+  EXPECT_EQ(piece.num_tokens, 1) << "what comes after the stop string is not the client's";
+}
+
+TEST_F(TextStreamTest, WhatIsHeldBackComesAtTheEnd) {
+  TextStream stream(tokenizer_.get(), {.stops = {"END"}});
+  EXPECT_EQ(stream.Add(Bytes("xEN"), false, false).text, "x");
+  const TextStream::Piece piece = stream.Add(Bytes("E"), /*ended=*/true, false);
+  EXPECT_EQ(piece.text, "ENE");
+  EXPECT_FALSE(piece.stopped);
+}
+
+TEST_F(TextStreamTest, TheStopIdsTextIsLeftOutUnlessAskedFor) {
+  TextStream without(tokenizer_.get(), {.stop_ids = {'.'}});
+  TextStream::Piece piece = without.Add(Bytes("hi."), /*ended=*/true, /*by_stop_id=*/true);
+  EXPECT_EQ(piece.text, "hi");
+  EXPECT_EQ(piece.num_tokens, 3);
+  TextStream with(tokenizer_.get(), {.include_stop = true, .stop_ids = {'.'}});
+  EXPECT_EQ(with.Add(Bytes("hi."), true, true).text, "hi.");
+  TextStream length(tokenizer_.get(), {.stop_ids = {'.'}});
+  EXPECT_EQ(length.Add(Bytes("hi."), true, /*by_stop_id=*/false).text, "hi.");
+}
+
+TEST_F(TextStreamTest, IdsWithoutTextAndNoTokenizer) {
+  TextStream padded(tokenizer_.get(), {});
+  TextStream::Piece piece = padded.Add(std::vector<uint32_t>{'a', 100000, 'b'}, true, false);
+  EXPECT_EQ(piece.text, "ab");
+  EXPECT_EQ(piece.num_tokens, 3);
+  TextStream none(nullptr, {});
+  piece = none.Add(std::vector<uint32_t>{1, 2}, true, false);
+  EXPECT_EQ(piece.text, "");
+  EXPECT_EQ(piece.num_tokens, 2);
+}
+
+}  // namespace
+}  // namespace router
