@@ -38,7 +38,7 @@ DecodeScheduler::DecodeScheduler(const DecodeOptions& options, worker::WorkerRun
       receiver_(
           runtime, incoming,
           {.stall_timeout = options.worker.chunk_stall,
-           .abandon_grace = options.worker.chunk_stall},
+           .abandon_grace = std::min(options.worker.chunk_stall, options.worker.quarantine_max)},
           [this](std::function<void()> task) { inbox_.Post(std::move(task)); },
           [this](KvReceiver::End end) { OnTransferEnd(std::move(end)); }) {
   Publish();

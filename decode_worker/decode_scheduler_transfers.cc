@@ -125,7 +125,8 @@ void DecodeScheduler::GrantReservation(Request& request, Branch& trunk,
   const Clock::time_point now = Clock::now();
   absl::Duration total = options_.worker.transfer_total;
   if (request.spec.deadline != Clock::time_point::max()) {
-    total = std::min(total, absl::FromChrono(request.spec.deadline - now));
+    // A little longer than the request lives, so that its end is told as what it is.
+    total = std::min(total, absl::FromChrono(request.spec.deadline - now) + absl::Seconds(1));
   }
   ReserveGrant grant{.transfer_id = {},
                      .cached_tokens = trunk.seq.num_computed,
