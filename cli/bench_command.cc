@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -32,7 +33,7 @@ struct Options {
   int32_t input_tokens = 128;
   int32_t output_tokens = 32;
   double temperature = 0;
-  uint64_t seed = 0;
+  std::optional<uint64_t> seed;  // absent: drawn, so that a second run finds nothing in caches
   double ready_timeout_s = 10;
 };
 
@@ -53,10 +54,10 @@ struct Findings {
 
 // Prompts are random ids, different for each request, so that no cache helps.
 ferry::v1::GenerateRequest MakeRequest(const Options& options, const ferry::v1::ModelCard& model,
-                                       int32_t number) {
+                                       uint64_t base_seed, int32_t number) {
   ferry::v1::GenerateRequest request;
   request.set_model(model.name());
-  std::seed_seq seed{static_cast<uint32_t>(options.seed), static_cast<uint32_t>(options.seed >> 32),
+  std::seed_seq seed{static_cast<uint32_t>(base_seed), static_cast<uint32_t>(base_seed >> 32),
                      static_cast<uint32_t>(number)};
   std::mt19937 random(seed);
   for (int32_t i = 0; i < options.input_tokens; ++i) {
@@ -66,7 +67,7 @@ ferry::v1::GenerateRequest MakeRequest(const Options& options, const ferry::v1::
   sampling.set_temperature(static_cast<float>(options.temperature));
   sampling.set_max_tokens(options.output_tokens);
   sampling.set_ignore_eos(true);
-  sampling.set_seed(options.seed + number);
+  sampling.set_seed(base_seed + number);
   return request;
 }
 
@@ -111,6 +112,7 @@ absl::Status Run(const Options& options) {
         absl::StrCat("the router serves ", models.size(), " models: choose one with --model"));
   }
 
+  const uint64_t seed = options.seed.value_or(uint64_t{std::random_device()()});
   Findings findings;
   std::atomic<int32_t> next{0};
   const absl::Time start = absl::Now();
@@ -118,7 +120,7 @@ absl::Status Run(const Options& options) {
   for (int32_t t = 0; t < options.concurrency; ++t) {
     threads.emplace_back([&] {
       for (int32_t number; (number = next++) < options.requests;) {
-        const auto measured = RunOne(*client, MakeRequest(options, *model, number));
+        const auto measured = RunOne(*client, MakeRequest(options, *model, seed, number));
         const std::lock_guard<std::mutex> lock(findings.mutex);
         if (measured.ok()) {
           findings.good.push_back(*measured);
@@ -137,9 +139,9 @@ absl::Status Run(const Options& options) {
   for (const Measured& one : findings.good) num_tokens += one.num_tokens;
   for (const auto& [what, count] : findings.failures) num_failed += count;
   std::cout << absl::StrFormat(
-      "%s: %d requests of %d in, %d out, %d at a time: %d good, %d failed, %.2f s\n", model->name(),
-      options.requests, options.input_tokens, options.output_tokens, options.concurrency,
-      findings.good.size(), num_failed, seconds);
+      "%s: %d requests of %d in, %d out, %d at a time: %d good, %d failed, %.2f s, seed %u\n",
+      model->name(), options.requests, options.input_tokens, options.output_tokens,
+      options.concurrency, findings.good.size(), num_failed, seconds, seed);
   PrintTimes("TTFT ms", findings.good, &Measured::ttft_ms);
   PrintTimes("TPOT ms", findings.good, &Measured::tpot_ms);
   PrintTimes("total ms", findings.good, &Measured::total_ms);
@@ -169,7 +171,7 @@ void AddBenchCommand(CLI::App& app, absl::Status* result) {
       ->check(CLI::Range(1, 1 << 24));
   add("--output_tokens", options->output_tokens, "Tokens a request")->check(CLI::Range(1, 1 << 24));
   add("--temperature", options->temperature, "0: greedy");
-  add("--seed", options->seed, "Of prompts and sampling");
+  command->add_option("--seed", options->seed, "Of prompts and sampling; default: drawn");
   add("--ready_timeout_s", options->ready_timeout_s, "Until the model must be ready");
   command->callback([options, result] { *result = Run(*options); });
 }

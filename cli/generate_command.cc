@@ -9,8 +9,10 @@
 
 #include "CLI/CLI.hpp"
 #include "cli/generation_printer.h"
+#include "cli/local_generation.h"
 #include "cli/sampling_flags.h"
 #include "client/ferry_client.h"
+#include "engine/engine.h"
 #include "ferry/v1/inference.pb.h"
 #include "status/status_macros.h"
 
@@ -18,7 +20,9 @@ namespace cli {
 namespace {
 
 struct Options {
-  ferry::ClientOptions client;
+  ferry::ClientOptions client;  // with an address: through a router
+  std::string model;  // a served model's name, or without an address a checkpoint directory
+  engine::EngineOptions engine;  // without an address
   std::string prompt;
   std::vector<uint32_t> prompt_ids;
   ferry::v1::GenerateRequest request;
@@ -28,6 +32,10 @@ struct Options {
 
 absl::Status Run(Options& options) {
   ferry::v1::GenerateRequest& request = options.request;
+  if (options.client.address.empty() && options.model.empty()) {
+    return absl::InvalidArgumentError(
+        "need --address of a router or --model, a checkpoint directory");
+  }
   if (options.prompt_ids.empty()) {
     if (options.prompt == "-") {
       options.prompt.assign(std::istreambuf_iterator<char>(std::cin),
@@ -49,8 +57,15 @@ absl::Status Run(Options& options) {
     if (response.has_summary()) summary = response.summary();
     return true;
   };
-  ASSIGN_OR_RETURN(const auto client, ferry::Client::Create(options.client));
-  const absl::Status status = client->Generate(request, on_message);
+  absl::Status status;
+  if (options.client.address.empty()) {
+    options.engine.model_dir = options.model;
+    status = GenerateLocally(options.engine, request, on_message);
+  } else {
+    request.set_model(options.model);
+    ASSIGN_OR_RETURN(const auto client, ferry::Client::Create(options.client));
+    status = client->Generate(request, on_message);
+  }
   printer.Finish();
   RETURN_IF_ERROR(status);
   if (!options.quiet) std::cerr << DescribeSummary(summary, "");
@@ -63,15 +78,23 @@ void AddGenerateCommand(CLI::App& app, absl::Status* result) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("generate", "Generate text for one prompt");
   ferry::v1::GenerateRequest& request = options->request;
-  command->add_option("--address", options->client.address, "host:port of a router")->required();
-  command->add_option("--tls_ca", options->client.tls_ca_file,
-                      "PEM authority of the router's certificate");
-  command->add_option("--tls_cert", options->client.tls_cert_file,
-                      "PEM certificate of this client");
-  command->add_option("--tls_key", options->client.tls_key_file, "PEM key of this client");
-  command->add_option_function<std::string>(
-      "--model", [&request](const std::string& name) { request.set_model(name); },
-      "A served model's name");
+  const auto add = [command](const char* flag, auto& field, const char* help) {
+    return command->add_option(flag, field, help);
+  };
+  add("--address", options->client.address,
+      "host:port of a router; without it an engine runs in this process");
+  add("--model", options->model, "A served model's name; without --address a checkpoint directory");
+  add("--tls_ca", options->client.tls_ca_file, "PEM authority of the router's certificate");
+  add("--tls_cert", options->client.tls_cert_file, "PEM certificate of this client");
+  add("--tls_key", options->client.tls_key_file, "PEM key of this client");
+  engine::EngineOptions& engine = options->engine;
+  const char* kInProcess = "In this process";
+  add("--device", engine.device, "cpu or cuda")->group(kInProcess);
+  add("--dtype", engine.dtype, "Activations: auto, float32 or bfloat16")->group(kInProcess);
+  add("--kv_cache_dtype", engine.kv_cache_dtype, "Cache: auto, float32, bfloat16 or fp8")
+      ->group(kInProcess);
+  add("--num_threads", engine.num_threads, "CPU threads; 0: all cores")->group(kInProcess);
+  add("--max_model_len", engine.max_model_len, "Tokens; 0: the checkpoint's")->group(kInProcess);
   CLI::Option* prompt =
       command->add_option("--prompt", options->prompt, "The text, or - for standard input");
   command->add_option("--prompt_ids", options->prompt_ids, "Token ids instead, with commas")
