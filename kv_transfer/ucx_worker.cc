@@ -1,8 +1,10 @@
 #include "kv_transfer/ucx_worker.h"
 
 #include <ucs/debug/debug.h>
+#include <ucs/debug/log_def.h>
 
 #include <csignal>
+#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <set>
@@ -65,10 +67,23 @@ absl::StatusOr<Settings> SettingsFor(const std::string& kind, const UcxOptions& 
       absl::StrCat("link kind \"", kind, "\" is none of shm, tcp, rc"));
 }
 
-// UCX installs handlers for these when it is loaded; crashes are this process's own business.
-void KeepOwnSignalHandlers() {
+// UCX writes its messages to standard output, which belongs to the program.
+ucs_log_func_rc_t LogToStandardError(const char*, unsigned, const char*, ucs_log_level_t level,
+                                     const ucs_log_component_config_t*, const char* message,
+                                     va_list arguments) {
+  char text[1024];
+  std::vsnprintf(text, sizeof(text), message, arguments);
+  std::fprintf(stderr, "ucx %s: %s\n", level < UCS_LOG_LEVEL_LAST ? ucs_log_level_names[level] : "",
+               text);
+  return UCS_LOG_FUNC_RC_STOP;
+}
+
+// What UCX does to a process when it is loaded and Ferry does not want: handlers for signals
+// (crashes are the process's own business) and messages on standard output.
+void TameUcx() {
   static const bool once = [] {
     for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) ucs_debug_disable_signal(signal);
+    ucs_log_push_handler(&LogToStandardError);
     return true;
   }();
   (void)once;
@@ -79,7 +94,7 @@ void KeepOwnSignalHandlers() {
 absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(const std::string& kind,
                                                              const UcxOptions& options,
                                                              const Handlers& handlers) {
-  KeepOwnSignalHandlers();
+  TameUcx();
   std::unique_ptr<UcxWorker> worker(new UcxWorker());
   worker->address_.kind = kind;
   worker->user_data_ = handlers.user_data;
