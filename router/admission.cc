@@ -44,7 +44,8 @@ bool AdmissionQueue::Leave(Entry* entry) {
 
 void AdmissionQueue::ForEach(absl::Time now, const std::function<Visit(Entry*)>& visit) {
   for (auto& [model, entries] : models_) {
-    for (auto it = entries.begin(); it != entries.end();) {
+    int skips = 0;
+    for (auto it = entries.begin(); it != entries.end() && skips < kMaxSkips;) {
       Entry* const entry = it->second;
       if (entry->not_before > now) {
         ++it;
@@ -53,6 +54,7 @@ void AdmissionQueue::ForEach(absl::Time now, const std::function<Visit(Entry*)>&
       const Visit result = visit(entry);
       if (result == Visit::kNoRoom) break;
       if (result == Visit::kSkip) {
+        ++skips;
         ++it;
         continue;
       }

@@ -48,7 +48,9 @@ class AdmissionQueue final {
   // False if it was not in.
   bool Leave(Entry* entry);
 
-  // Visits each model's entries in order.  `visit` must not change the queue.
+  // Visits each model's entries in order, until kMaxSkips of them have been skipped.  `visit` must
+  // not change the queue.
+  static constexpr int kMaxSkips = 64;
   void ForEach(absl::Time now, const std::function<Visit(Entry*)>& visit);
 
   int64_t num_requests() const { return num_requests_; }

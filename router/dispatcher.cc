@@ -199,7 +199,9 @@ void Dispatcher::Pump() {
         return AdmissionQueue::Visit::kTaken;
       case Feasibility::kLater:
         waiting->unplaceable_since_ = absl::InfiniteFuture();
-        return AdmissionQueue::Visit::kNoRoom;
+        // A request that needs no prefill worker takes nothing from one that waits for it.
+        return decision.decode_has_room ? AdmissionQueue::Visit::kSkip
+                                        : AdmissionQueue::Visit::kNoRoom;
       case Feasibility::kNever:
         break;
     }

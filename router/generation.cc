@@ -16,14 +16,8 @@ namespace {
 
 // A worker that is there answers a new request at once, however long its queue is.
 constexpr absl::Duration kAcceptTimeout = absl::Seconds(10);
-// How long a finished answer waits for the workers' last words (the numbers of the summary).
-constexpr absl::Duration kFinishWait = absl::Milliseconds(250);
 // gRPC's clock of a deadline and ours may differ by this.
 constexpr absl::Duration kDeadlineTolerance = absl::Milliseconds(10);
-// Output that a slow client may leave in the router before its decode stream is held back.
-constexpr size_t kMaxPendingBytes = 1 << 20;
-
-double Milliseconds(absl::Duration duration) { return absl::ToDoubleMilliseconds(duration); }
 
 // Destroys `object` after the callback that is running now, which may be the object's own.
 template <typename T>
@@ -103,13 +97,6 @@ void Generation::OnClientGone() {
   }
   context_.metrics->CountCancelled(PhaseName(phase_));
   End(absl::CancelledError(absl::StrCat("the client has gone, ", PhaseName(phase_))));
-}
-
-void Generation::OnClientDrained() {
-  if (!paused_ || client_->pending_bytes() > kMaxPendingBytes / 2) return;
-  paused_ = false;
-  last_token_at_ = EventLoop::Now();  // the silence was ours
-  if (decode_leg_ != nullptr) decode_leg_->ReadNext();
 }
 
 void Generation::OnWorkerLost(WorkerSlot slot, const std::string& epoch,
@@ -272,159 +259,6 @@ void Generation::OnPushHeldFailed(const absl::Status& status) {
   FailTry(absl::IsNotFound(status) ? Leg::kPrefill : Leg::kDecode, status);
 }
 
-void Generation::OnDecodeTokens(const ferry::v1::DecodeTokens& tokens) {
-  if (phase_ == Phase::kEnded || phase_ == Phase::kFinishing) return;
-  const bool ended = tokens.finish_reason() != ferry::v1::FINISH_REASON_UNSPECIFIED;
-  if (tokens.branch() >= branches_.size() || (tokens.token_ids().empty() && !ended) ||
-      (prepared_.wants_logprobs && tokens.logprobs_size() != tokens.token_ids_size())) {
-    FailTry(Leg::kDecode, absl::InternalError(absl::StrCat(
-                              "worker ", decode_address_, " sent ", tokens.token_ids_size(),
-                              " tokens and ", tokens.logprobs_size(), " logprobs for branch ",
-                              tokens.branch(), " of ", branches_.size())));
-    return;
-  }
-  const absl::Time now = EventLoop::Now();
-  last_token_at_ = now;
-  if (first_token_at_ == absl::InfinitePast()) {
-    first_token_at_ = now;
-    phase_ = Phase::kDecoding;
-    context_.ledger->Commit(placement_.decode_charge);
-    context_.metrics->ObserveStage("first_token", now - placed_at_);
-    if (placement_.predicted_ttft_ms > 0) {
-      context_.metrics->ObservePredictedTtftRatio(Milliseconds(now - placed_at_) /
-                                                  placement_.predicted_ttft_ms);
-    }
-    WatchIdle();
-  }
-  Branch& branch = branches_[tokens.branch()];
-  branch.ended_by_worker = branch.ended_by_worker || ended;
-  if (!branch.finished) {
-    if (branch.last_token != absl::InfinitePast()) {
-      context_.metrics->ObserveTokenGap(now - branch.last_token);
-    }
-    branch.last_token = now;
-    const TextStream::Piece piece = branch.text.Add(
-        tokens.token_ids(), ended, tokens.finish_reason() == ferry::v1::FINISH_REASON_STOP);
-    ferry::v1::GenerateResponse message;
-    message.set_index(tokens.branch());
-    message.set_text(piece.text);
-    for (int32_t i = 0; i < piece.num_tokens; ++i) message.add_token_ids(tokens.token_ids(i));
-    if (prepared_.wants_logprobs) {
-      const auto name_token = [this](ferry::v1::TokenLogprob* logprob) {
-        const tokenizer::Tokenizer* tokenizer = prepared_.model->tokenizer.get();
-        if (tokenizer == nullptr ||
-            logprob->token_id() >= static_cast<uint32_t>(tokenizer->vocab_size())) {
-          return;
-        }
-        logprob->set_token(
-            std::string(tokenizer->TokenBytes(static_cast<int32_t>(logprob->token_id()))));
-      };
-      for (int32_t i = 0; i < piece.num_tokens; ++i) {
-        ferry::v1::PositionLogprobs* position = message.add_logprobs();
-        *position = tokens.logprobs(i);
-        name_token(position->mutable_chosen());
-        for (auto& top : *position->mutable_top()) name_token(&top);
-      }
-    }
-    output_tokens_ += piece.num_tokens;
-    if (piece.stopped || ended) {
-      message.set_finish_reason(piece.stopped ? ferry::v1::FINISH_REASON_STOP
-                                              : tokens.finish_reason());
-      branch.finished = true;
-      --open_branches_;
-    }
-    client_->Write(message);
-    if (open_branches_ == 0) {
-      OutputComplete();
-      return;
-    }
-  }
-  if (client_->pending_bytes() > kMaxPendingBytes) {
-    paused_ = true;
-  } else if (decode_leg_ != nullptr) {
-    decode_leg_->ReadNext();
-  }
-}
-
-void Generation::OnDecodeDone(const ferry::v1::DecodeDone& done) {
-  decode_done_ = std::make_unique<ferry::v1::DecodeDone>(done);
-  if (phase_ != Phase::kFinishing) {
-    FailTry(Leg::kDecode,
-            absl::InternalError(absl::StrCat("worker ", decode_address_, " was done with ",
-                                             open_branches_, " branches unfinished")));
-    return;
-  }
-  FinishIfSettled();
-}
-
-void Generation::WatchIdle() {
-  const absl::Duration left = last_token_at_ + context_.stream_idle - EventLoop::Now();
-  idle_timer_ = context_.loop->After(left, [this] {
-    idle_timer_ = 0;
-    if (phase_ != Phase::kDecoding) return;
-    if (paused_) last_token_at_ = EventLoop::Now();
-    if (Since(last_token_at_) < context_.stream_idle) {
-      WatchIdle();
-      return;
-    }
-    FailTry(Leg::kDecode, absl::UnavailableError(
-                              absl::StrCat("worker ", decode_address_, " has sent no token for ",
-                                           absl::FormatDuration(context_.stream_idle))));
-  });
-}
-
-void Generation::OutputComplete() {
-  phase_ = Phase::kFinishing;
-  const bool worker_is_done = std::all_of(branches_.begin(), branches_.end(),
-                                          [](const Branch& b) { return b.ended_by_worker; });
-  if (worker_is_done) {
-    decode_leg_->ReadNext();
-  } else {
-    CloseDecode("stop string");  // the worker cannot know that one was met
-  }
-  finish_timer_ = context_.loop->After(kFinishWait, [this] {
-    finish_timer_ = 0;
-    WriteSummary();
-  });
-  FinishIfSettled();
-}
-
-void Generation::FinishIfSettled() {
-  if (phase_ != Phase::kFinishing) return;
-  const bool decode_settled = decode_done_ != nullptr || decode_leg_ == nullptr;
-  const bool prefill_settled = prefill_done_ != nullptr || prefill_leg_ == nullptr;
-  if (decode_settled && prefill_settled) WriteSummary();
-}
-
-void Generation::WriteSummary() {
-  const absl::Time now = EventLoop::Now();
-  ferry::v1::GenerateResponse message;
-  ferry::v1::GenerateSummary& summary = *message.mutable_summary();
-  summary.set_request_id(prepared_.request_id);
-  summary.set_prompt_tokens(prepared_.tokens.size());
-  summary.set_completion_tokens(output_tokens_);
-  summary.set_decode_worker(decode_address_);
-  summary.set_prefill_worker(placement_.local() ? decode_address_ : prefill_address_);
-  if (prefill_done_ != nullptr) {
-    summary.set_cached_tokens(prefill_done_->cached_tokens());
-    summary.set_kv_bytes(prefill_done_->kv_bytes());
-    summary.set_kv_blocks(prefill_done_->kv_blocks());
-    summary.set_kv_transport(prefill_done_->transport());
-    summary.set_kv_transfer_ms(prefill_done_->transfer_ms());
-  } else {
-    // A stop string may end the request before the worker says what it had.
-    summary.set_cached_tokens(placement_.local() && decode_done_ != nullptr
-                                  ? decode_done_->cached_tokens()
-                                  : placement_.cached_tokens);
-  }
-  summary.set_ttft_ms(Milliseconds(first_token_at_ - prepared_.arrival));
-  summary.set_total_ms(Milliseconds(now - prepared_.arrival));
-  summary.set_attempts(attempt_);
-  summary.set_seed(prepared_.spec->sampling().seed());
-  client_->Write(message);
-  End(absl::OkStatus());
-}
-
 void Generation::Avoid(Leg leg, absl::Duration back_off) {
   const absl::Time until = EventLoop::Now() + back_off;
   if (leg == Leg::kDecode) {
@@ -537,24 +371,6 @@ void Generation::End(const absl::Status& status) {
   }
   context_.metrics->RequestEnded(ended);
   on_ended_(this);
-}
-
-void Generation::LogEnd(const absl::Status& status) const {
-  const absl::Time now = EventLoop::Now();
-  const bool has_token = first_token_at_ != absl::InfinitePast();
-  spdlog::info(
-      "request_id={} model={} status={} phase={} prompt_tokens={} output_tokens={} n={} "
-      "attempts={} "
-      "prefill_worker={} decode_worker={} kv_bytes={} queue_ms={:.1f} ttft_ms={:.1f} "
-      "total_ms={:.1f}{}",
-      prepared_.request_id, service::LogValue(prepared_.model->name),
-      absl::StatusCodeToString(status.code()), PhaseName(phase_), prepared_.tokens.size(),
-      output_tokens_, branches_.size(), attempt_,
-      attempt_ > 0 && placement_.local() ? "local" : prefill_address_, decode_address_,
-      prefill_done_ != nullptr ? prefill_done_->kv_bytes() : 0, Milliseconds(queue_time_),
-      has_token ? Milliseconds(first_token_at_ - prepared_.arrival) : -1.0,
-      Milliseconds(now - prepared_.arrival),
-      status.ok() ? "" : " error=" + service::LogValue(std::string(status.message())));
 }
 
 }  // namespace router

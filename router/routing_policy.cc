@@ -31,6 +31,7 @@ constexpr double kTieMs = 2.0;
 struct Option {
   Choice choice = {};
   double score = 0;
+  int32_t cached_tokens = 0;
   double recent = 0;
 };
 
@@ -74,14 +75,20 @@ double DecodeCostMs(const WorkerView& decode, const RequestView& request) {
   return kDecodeWeight * slowdown + kBarrierMs / std::max(left, 0.01);
 }
 
-// Power of two choices among the options that are as good as the best: of two random ones the one
-// that was chosen less lately.
+// Among the options that are as good as the best: those with the most of the prompt in their cache
+// (a hit costs nobody anything), and of two random ones of these the one that was chosen less
+// lately.
 const Option& BreakTies(const std::vector<Option>& options, PolicyState* state) {
   double best = std::numeric_limits<double>::infinity();
   for (const Option& option : options) best = std::min(best, option.score);
+  int32_t most_cached = 0;
   std::vector<const Option*> equal;
   for (const Option& option : options) {
-    if (option.score <= best * kTieRatio || option.score <= best + kTieMs) equal.push_back(&option);
+    if (option.score > best * kTieRatio && option.score > best + kTieMs) continue;
+    if (option.cached_tokens > most_cached) equal.clear();
+    if (option.cached_tokens < most_cached) continue;
+    most_cached = option.cached_tokens;
+    equal.push_back(&option);
   }
   const size_t first = state->random() % equal.size();
   if (equal.size() == 1) return *equal[first];
@@ -115,6 +122,7 @@ class PrefillPicker {
       result.feasibility = Feasibility::kNow;
       options.push_back({.choice = {.prefill = p, .decode = decode},
                          .score = Score(p),
+                         .cached_tokens = worker.cached_tokens,
                          .recent = worker.recent_assignments});
     }
     if (options.empty()) return result;
@@ -198,12 +206,13 @@ Decision Choose(const PolicyOptions& options, const RequestView& request,
     if (remote.feasibility != Feasibility::kNever)
       Improve(Feasibility::kLater, &decision.feasibility);
     if (!HasRoom(decode, request)) continue;
+    if (may_be_local || remote.feasibility != Feasibility::kNever) decision.decode_has_room = true;
 
     const double decode_cost = options.policy == Policy::kCost ? DecodeCostMs(decode, request)
                                : options.policy == Policy::kLeastLoad
                                    ? decode.requests * StepMs(decode)
                                    : 0;
-    Option option = {.recent = decode.recent_assignments};
+    Option option = {.cached_tokens = decode.cached_tokens, .recent = decode.recent_assignments};
     double local_score = std::numeric_limits<double>::infinity();
     if (may_be_local) {
       const double prefill_ms = PrefillMs(decode, request);
@@ -262,6 +271,7 @@ Decision ChooseDecodeForHeld(const PolicyOptions& options, const RequestView& re
                           .score = options.policy == Policy::kCost
                                        ? kTtftWeight * ttft + DecodeCostMs(decode, request)
                                        : decode.requests * StepMs(decode),
+                          .cached_tokens = decode.cached_tokens,
                           .recent = decode.recent_assignments});
   }
   if (candidates.empty()) return decision;

@@ -82,6 +82,7 @@ enum class Feasibility {
 
 struct Decision {
   Feasibility feasibility = Feasibility::kNever;
+  bool decode_has_room = false;  // kLater is for the prefill workers' queues only
   Choice choice;
 };
 

@@ -67,6 +67,15 @@ TEST(AdmissionQueueTest, ModelsDoNotBlockEachOtherAndBackOffIsLeftAlone) {
   EXPECT_THAT(Order(&queue, Visit::kNoRoom, b.not_before), testing::UnorderedElementsAre(1, 2));
 }
 
+TEST(AdmissionQueueTest, OneLookSkipsOnlySoMany) {
+  AdmissionQueue queue({});
+  std::vector<Entry> entries;
+  for (int i = 0; i < 200; ++i) entries.push_back(Make(i));
+  for (Entry& entry : entries) ASSERT_TRUE(queue.Enter(&entry).ok());
+  EXPECT_EQ(Order(&queue, Visit::kSkip).size(), size_t{AdmissionQueue::kMaxSkips});
+  EXPECT_EQ(Order(&queue, Visit::kTaken).size(), 200u);
+}
+
 TEST(AdmissionQueueTest, LeavingTwiceIsHarmless) {
   AdmissionQueue queue({});
   Entry a = Make(1);

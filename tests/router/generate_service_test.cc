@@ -261,6 +261,22 @@ TEST_F(RouterFixture, AFullDecodeWorkerDelaysAndDoesNotFail) {
   EXPECT_EQ(call->Wait().texts[0], "hello");
 }
 
+TEST_F(RouterFixture, ShortPromptsPassLongOnesThatWaitForAPrefillWorker) {
+  FakeWorker* const prefill = Prefill();
+  FakeWorker* const decode = Decode();
+  StartRouter();
+  prefill->SetLoad(1000000, 1, 0);  // ten seconds of work
+  ASSERT_TRUE(
+      Eventually([&] { return router_->registry().link(0).load().waiting_tokens == 1000000; }));
+  const auto waits = Start(Tokens(2000));
+  ASSERT_TRUE(Eventually([&] { return router_->num_running() == 1; }));
+  EXPECT_EQ(Generate(Text("short")).status, absl::OkStatus());
+  EXPECT_TRUE(prefill->prefills().empty());
+  EXPECT_EQ(decode->decodes().size(), 1u);
+  prefill->SetLoad(0, 0, 0);
+  EXPECT_EQ(waits->Wait().status, absl::OkStatus());
+}
+
 TEST_F(RouterFixture, WaitingRequestsGoByPriorityThenArrival) {
   FakeWorker* const decode = Add({.num_blocks = 100});
   StartRouter();

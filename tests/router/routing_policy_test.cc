@@ -134,6 +134,28 @@ TEST_F(RoutingPolicyTest, EqualWorkersShareAndTheLessUsedIsPreferred) {
   for (int i = 0; i < 100; ++i) EXPECT_EQ(Pick(Request(100), workers).choice.decode, 1);
 }
 
+TEST_F(RoutingPolicyTest, ACacheHitBreaksTiesBeforeAnythingElse) {
+  std::vector<WorkerView> workers = {Prefill(0), Prefill(1), Decode(2), Decode(3)};
+  for (WorkerView& worker : workers) worker.prefill_tokens_per_s = 1e6;  // 0.06 ms a block
+  workers[1].cached_tokens = 64;
+  workers[3].cached_tokens = 64;
+  workers[1].recent_assignments = workers[3].recent_assignments = 9;
+  for (int i = 0; i < 50; ++i) {
+    const Decision decision = Pick(Request(500), workers);
+    EXPECT_EQ(decision.choice.prefill, 1);
+    EXPECT_EQ(decision.choice.decode, 3);
+  }
+}
+
+TEST_F(RoutingPolicyTest, SaysWhetherOnlyThePrefillQueueIsInTheWay) {
+  std::vector<WorkerView> workers = {Prefill(0), Decode(1)};
+  workers[0].waiting_tokens = 3000;
+  EXPECT_TRUE(Pick(Request(1000), workers).decode_has_room);
+  workers[1].used_blocks = 999;
+  workers[1].requests = 1;
+  EXPECT_FALSE(Pick(Request(1000), workers).decode_has_room);
+}
+
 TEST_F(RoutingPolicyTest, RoundRobinAndLeastLoad) {
   options_.policy = Policy::kRoundRobin;
   std::vector<WorkerView> workers = {Decode(0), Decode(1), Decode(2)};
