@@ -86,6 +86,7 @@ Decision Dispatcher::Decide(Waiting* waiting, std::vector<WorkerView>* views, ab
   // where their role has nobody else; then with all of them after their back-off.
   enum Pass { kNoneAvoided, kWhereNeeded, kAll };
   bool some_avoided = false;
+  bool some_backing_off = false;
   bool other_prefill = false;
   bool other_decode = false;
   Decision decision;
@@ -101,6 +102,7 @@ Decision Dispatcher::Decide(Waiting* waiting, std::vector<WorkerView>* views, ab
       const auto avoided = waiting->avoid.find(std::pair(slot, link.facts().epoch));
       if (avoided != waiting->avoid.end() && !holds) {
         some_avoided = true;
+        some_backing_off |= avoided->second > now;
         if (pass == kNoneAvoided || avoided->second > now || (pass == kWhereNeeded && other)) {
           continue;
         }
@@ -125,7 +127,7 @@ Decision Dispatcher::Decide(Waiting* waiting, std::vector<WorkerView>* views, ab
             : Choose(options_.policy, view, *views, blocked, &policy_state_);
     if (decision.feasibility == Feasibility::kNow || !some_avoided) return decision;
   }
-  *backing_off = decision.feasibility == Feasibility::kNever;
+  *backing_off = some_backing_off && decision.feasibility == Feasibility::kNever;
   return decision;
 }
 

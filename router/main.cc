@@ -39,7 +39,7 @@
 namespace {
 
 constexpr char kProcessName[] = "ferry-router";
-constexpr absl::Duration kShutdownGrace = absl::Seconds(5);
+constexpr absl::Duration kShutdownGrace = absl::Seconds(1);
 
 void AddSecondsFlag(CLI::App& app, const std::string& flag, absl::Duration* duration,
                     const std::string& help) {
