@@ -33,7 +33,17 @@ function(ferry_test)
   target_include_directories(${ARG_NAME} PRIVATE "${CMAKE_SOURCE_DIR}")
   target_link_libraries(${ARG_NAME} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME})
+  # UCX's memory hooks and ThreadSanitizer's interceptors do not go together.
+  set(tsan_environment "")
+  if(FERRY_SANITIZE STREQUAL "thread")
+    set(tsan_environment "UCX_MEM_EVENTS=no;UCX_MEM_MMAP_HOOK_MODE=none")
+  endif()
+  # Only what links gRPC runs with ThreadSanitizer suppressions (tests/tsan.supp says why).
+  set(tsan_options "")
+  if("${ARG_DEPS}" MATCHES "ferry_(client|cli|decode|grpc|integration|prefill|proto|router|service|worker)")
+    set(tsan_options "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp ignore_noninstrumented_modules=1")
+  endif()
   set_tests_properties(${ARG_NAME} PROPERTIES
     TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
-    ENVIRONMENT "FERRY_GOLDEN_DIR=${CMAKE_BINARY_DIR}/golden;FERRY_BIN_DIR=${CMAKE_BINARY_DIR}/bin;TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp ignore_noninstrumented_modules=1;${ARG_ENV}")
+    ENVIRONMENT "FERRY_GOLDEN_DIR=${CMAKE_BINARY_DIR}/golden;FERRY_BIN_DIR=${CMAKE_BINARY_DIR}/bin;${tsan_options};${tsan_environment};${ARG_ENV}")
 endfunction()

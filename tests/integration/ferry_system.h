@@ -1,0 +1,86 @@
+// FerrySystem: a whole Ferry of real processes on loopback, for tests: prefill workers, decode
+// workers and a router, all on ports of their own choosing.
+//
+// Thread-compatible, except that clients may be used from any thread.
+
+#ifndef TESTS_INTEGRATION_FERRY_SYSTEM_H_
+#define TESTS_INTEGRATION_FERRY_SYSTEM_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "client/ferry_client.h"
+#include "ferry/v1/worker.grpc.pb.h"
+#include "tests/integration/child_process.h"
+
+namespace integration {
+
+struct SystemOptions {
+  std::string model_dir;
+  int num_prefill = 1;
+  int num_decode = 1;
+  std::vector<std::string> prefill_flags;
+  std::vector<std::string> decode_flags;
+  std::vector<std::string> router_flags;
+};
+
+// One worker process and a gRPC stub of it.
+struct WorkerProcess {
+  ChildProcess process;
+  std::string address;
+  int metrics_port = 0;
+  std::unique_ptr<ferry::v1::Worker::Stub> stub;
+};
+
+class FerrySystem final {
+ public:
+  // Starts everything and waits until the router says that the model can be served by all workers.
+  // Dies with the logs if that does not happen.
+  static std::unique_ptr<FerrySystem> Start(const SystemOptions& options);
+  // Stops everything with SIGTERM: router, prefill, decode; every process must exit with 0.
+  ~FerrySystem();
+
+  ferry::Client& client() { return *client_; }
+  std::unique_ptr<ferry::Client> NewClient(absl::Duration timeout) const;
+  WorkerProcess& prefill(int i) { return prefill_[i]; }
+  WorkerProcess& decode(int i) { return decode_[i]; }
+  ChildProcess& router() { return *router_; }
+  const std::string& router_address() const { return router_address_; }
+  int router_metrics_port() const { return router_metrics_port_; }
+
+  // Reads load reports of a worker until `done` accepts one; false when `timeout` passes first.
+  static bool WaitForLoad(WorkerProcess& worker,
+                          const std::function<bool(const ferry::v1::LoadReport&)>& done,
+                          absl::Duration timeout);
+  // Waits until no request runs anywhere and every block is free or cached, on every worker that
+  // lives. Returns what is wrong, or "".
+  std::string WaitUntilIdle(absl::Duration timeout);
+
+  // A worker that a test has killed is not expected to stop cleanly.
+  void ExpectDead(ChildProcess& process);
+
+ private:
+  FerrySystem() = default;
+  WorkerProcess StartWorker(const std::string& binary, const std::string& name,
+                            const std::vector<std::string>& flags);
+
+  SystemOptions options_;
+  std::string dir_;
+  std::vector<WorkerProcess> prefill_;
+  std::vector<WorkerProcess> decode_;
+  std::unique_ptr<ChildProcess> router_;
+  std::string router_address_;
+  int router_metrics_port_ = 0;
+  std::unique_ptr<ferry::Client> client_;
+  std::vector<pid_t> expected_dead_;
+};
+
+// The body of http://127.0.0.1:port/metrics.
+std::string ReadMetrics(int port);
+
+}  // namespace integration
+
+#endif  // TESTS_INTEGRATION_FERRY_SYSTEM_H_
