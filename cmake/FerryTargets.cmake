@@ -26,24 +26,32 @@ endfunction()
 # No label: fast, run by tools/test.sh.  Tests find committed data under FERRY_GOLDEN_DIR (tests/golden, unpacked).
 function(ferry_test)
   cmake_parse_arguments(ARG "" "NAME;TIMEOUT" "SRCS;DEPS;LABELS;ENV" ${ARGN})
-  if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
-  endif()
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_include_directories(${ARG_NAME} PRIVATE "${CMAKE_SOURCE_DIR}")
   target_link_libraries(${ARG_NAME} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME})
-  # UCX's memory hooks and ThreadSanitizer's interceptors do not go together.
-  set(tsan_environment "")
-  if(FERRY_SANITIZE STREQUAL "thread")
-    set(tsan_environment "UCX_MEM_EVENTS=no;UCX_MEM_MMAP_HOOK_MODE=none")
-  endif()
   # Only what links gRPC runs with ThreadSanitizer suppressions (tests/tsan.supp says why).
   set(tsan_options "")
   if("${ARG_DEPS}" MATCHES "ferry_(client|cli|decode|grpc|integration|prefill|proto|router|service|worker)")
     set(tsan_options "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp ignore_noninstrumented_modules=1")
   endif()
-  set_tests_properties(${ARG_NAME} PROPERTIES
-    TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
-    ENVIRONMENT "FERRY_GOLDEN_DIR=${CMAKE_BINARY_DIR}/golden;FERRY_BIN_DIR=${CMAKE_BINARY_DIR}/bin;${tsan_options};${tsan_environment};${ARG_ENV}")
+  ferry_test_settings(${ARG_NAME} LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT} ENV ${tsan_options} ${ARG_ENV})
+endfunction()
+
+# ferry_test_settings(<test> [LABELS <labels>] [TIMEOUT <seconds>] [ENV <NAME=value>...])
+# What ferry_test gives its tests, for those added by add_test.  TIMEOUT is that of a release build.
+function(ferry_test_settings name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "LABELS;ENV" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  set(sanitizer_env "")
+  if(FERRY_SANITIZE)
+    math(EXPR ARG_TIMEOUT "5 * ${ARG_TIMEOUT}")
+    # UCX's memory hooks call a sanitizer's interceptors in exiting threads, where its state is gone.
+    set(sanitizer_env "UCX_MEM_EVENTS=no" "UCX_MEM_MMAP_HOOK_MODE=none" "UBSAN_OPTIONS=print_stacktrace=1"
+      "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/lsan.supp:print_suppressions=0")
+  endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" ENVIRONMENT
+    "FERRY_GOLDEN_DIR=${CMAKE_BINARY_DIR}/golden;FERRY_BIN_DIR=${CMAKE_BINARY_DIR}/bin;${sanitizer_env};${ARG_ENV}")
 endfunction()
