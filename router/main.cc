@@ -5,9 +5,8 @@
 //   gRPC's own      parse, check and tokenise requests; deliver bytes both ways.  They only post.
 //        │ Post
 //        ▼
-//   the loop        EventLoop: workers, prefix index, ledger, queue, every request.  No locks: it
-//   is
-//        │          alone.  It starts RPCs and writes, which never block.
+//   the loop        EventLoop: workers, prefix index, ledger, queue, every request.  It needs no
+//        │          locks, for it is alone.  It starts RPCs and writes, which never block.
 //        ▼
 //   gRPC's own      ...
 //   work pool       tokenises texts of 64 KiB and more.
@@ -114,9 +113,9 @@ absl::Status Serve(const router::RouterOptions& options) {
                metrics_server->port(), options.workers.size());
 
   const int signal_number = service::WaitForTermination();
+  router.StartDrain();  // before the line below: whoever reads it may count on it
   spdlog::info("stopping=true signal={} limit_s={}", signal_number,
                absl::ToDoubleSeconds(options.drain_limit));
-  router.StartDrain();
   server->SetReady(false);
   if (!router.WaitUntilIdle(options.drain_limit)) {
     router.AbortAll(absl::UnavailableError("the router is shutting down"));
