@@ -1,16 +1,11 @@
 // ferry-prefill as a process: what it says of itself, how it stops, and how it fails to start.
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +13,7 @@
 #include "ferry/v1/worker.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "service/grpc_server.h"
+#include "tests/fakes/program.h"
 
 namespace prefill_worker {
 namespace {
@@ -26,76 +22,11 @@ using ::testing::HasSubstr;
 
 std::string Env(const char* name) { return std::getenv(name); }
 
-// One run of the program; its stderr comes through a pipe.
-class Process {
- public:
-  explicit Process(std::vector<std::string> arguments) {
-    static int runs = 0;
-    port_file_ =
-        testing::TempDir() + "prefill." + std::to_string(getpid()) + "." + std::to_string(++runs);
-    arguments.insert(arguments.begin(), Env("FERRY_BIN_DIR") + "/ferry-prefill");
-    arguments.push_back("--port_file=" + port_file_);
-    std::vector<char*> argv;
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    argv.push_back(nullptr);
-    int ends[2];
-    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
-    pid_ = fork();
-    if (pid_ == 0) {
-      dup2(ends[1], STDERR_FILENO);
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
-    close(ends[1]);
-    stderr_ = ends[0];
-  }
-  ~Process() {
-    if (pid_ > 0) {
-      kill(pid_, SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-    close(stderr_);
-    std::filesystem::remove(port_file_);
-  }
+constexpr char kServing[] = " serving model=v3_odd address=127.0.0.1:";
 
-  // Its exit code, when it has ended.
-  int Wait() {
-    ReadLogUntil("");
-    int status = 0;
-    waitpid(std::exchange(pid_, -1), &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-  }
-  void Terminate() { kill(pid_, SIGTERM); }
-  // 0 if it ends before it serves.
-  int GrpcPort() {
-    int port = 0;
-    if (ReadLogUntil(" serving ")) {
-      std::ifstream file(port_file_);
-      std::string line;
-      std::getline(file, line);
-      std::sscanf(line.c_str(), "grpc_port=%d", &port);
-    }
-    return port;
-  }
-  const std::string& log() const { return log_; }
-
- private:
-  // False at the end of its stderr.
-  bool ReadLogUntil(const std::string& words) {
-    while (words.empty() || log_.find(words) == std::string::npos) {
-      char buffer[4096];
-      const ssize_t n = read(stderr_, buffer, sizeof(buffer));
-      if (n <= 0) return false;
-      log_.append(buffer, n);
-    }
-    return true;
-  }
-
-  std::string port_file_;
-  std::string log_;
-  int stderr_ = -1;
-  pid_t pid_ = -1;
-};
+fakes::Program Prefill(std::vector<std::string> arguments) {
+  return fakes::Program("ferry-prefill", std::move(arguments));
+}
 
 std::vector<std::string> Arguments() {
   return {"--model=" + Env("FERRY_GOLDEN_DIR") + "/models/v3_odd", "--listen=127.0.0.1:0",
@@ -103,9 +34,10 @@ std::vector<std::string> Arguments() {
 }
 
 TEST(PrefillProcessTest, ServesWithARealTransportAndEndsOnSigterm) {
-  Process process(Arguments());
-  const int port = process.GrpcPort();
-  ASSERT_GT(port, 0) << process.log();
+  fakes::Program process = Prefill(Arguments());
+  ASSERT_TRUE(process.ReadUntil(" metrics_port=")) << process.said();
+  const int port = process.Number(kServing);
+  ASSERT_GT(port, 0) << process.said();
   auto stub =
       ferry::v1::Worker::NewStub(service::MakeChannel("127.0.0.1:" + std::to_string(port), {}));
   grpc::ClientContext context;
@@ -123,22 +55,21 @@ TEST(PrefillProcessTest, ServesWithARealTransportAndEndsOnSigterm) {
   ferry::v1::LoadReport report;
   ASSERT_TRUE(reader->Read(&report));
   EXPECT_EQ(report.kv_blocks().free(), 32u);
-  process.Terminate();
+  process.Signal(SIGTERM);
   // The stream ends with the process; before that it says that the worker drains.
   bool draining = false;
   while (reader->Read(&report)) draining |= report.state() == ferry::v1::WORKER_STATE_DRAINING;
   EXPECT_TRUE(draining);
-  EXPECT_EQ(process.Wait(), 0) << process.log();
-  EXPECT_THAT(process.log(), HasSubstr("process=ferry-prefill serving model=v3_odd"));
+  EXPECT_EQ(process.Wait(), 0) << process.said();
+  EXPECT_THAT(process.said(), HasSubstr("process=ferry-prefill serving model=v3_odd"));
 }
 
 TEST(PrefillProcessTest, AWrongCheckpointIsOneSentence) {
-  Process process({"--model=/nowhere", "--listen=127.0.0.1:0"});
-  EXPECT_EQ(process.GrpcPort(), 0);
+  fakes::Program process = Prefill({"--model=/nowhere", "--listen=127.0.0.1:0"});
   EXPECT_EQ(process.Wait(), 1);
-  EXPECT_THAT(process.log(), testing::StartsWith("ferry-prefill: "));
-  EXPECT_THAT(process.log(), HasSubstr("/nowhere"));
-  EXPECT_EQ(std::count(process.log().begin(), process.log().end(), '\n'), 1) << process.log();
+  EXPECT_THAT(process.said(), testing::StartsWith("ferry-prefill: "));
+  EXPECT_THAT(process.said(), HasSubstr("/nowhere"));
+  EXPECT_EQ(std::count(process.said().begin(), process.said().end(), '\n'), 1) << process.said();
 }
 
 TEST(PrefillProcessTest, APortInUseIsOneSentence) {
@@ -147,20 +78,18 @@ TEST(PrefillProcessTest, APortInUseIsOneSentence) {
   const std::string address = "127.0.0.1:" + std::to_string((*taken)->port());
   std::vector<std::string> arguments = Arguments();
   arguments[1] = "--listen=" + address;
-  Process process(arguments);
-  EXPECT_EQ(process.GrpcPort(), 0);
+  fakes::Program process = Prefill(arguments);
   EXPECT_EQ(process.Wait(), 1);
-  EXPECT_EQ(process.log(),
+  EXPECT_EQ(process.said(),
             "ferry-prefill: cannot listen on " + address + ": address already in use\n");
 }
 
 TEST(PrefillProcessTest, BadFlagsAreAllNamed) {
-  Process process({"--listen=x", "--chunk_tokens=0"});
-  EXPECT_EQ(process.GrpcPort(), 0);
+  fakes::Program process = Prefill({"--listen=x", "--chunk_tokens=0"});
   EXPECT_EQ(process.Wait(), 1);
-  EXPECT_THAT(process.log(), HasSubstr("--listen: address \"x\""));
-  EXPECT_THAT(process.log(), HasSubstr("--model is missing"));
-  EXPECT_THAT(process.log(), HasSubstr("--chunk_tokens: 0"));
+  EXPECT_THAT(process.said(), HasSubstr("--listen: address \"x\""));
+  EXPECT_THAT(process.said(), HasSubstr("--model is missing"));
+  EXPECT_THAT(process.said(), HasSubstr("--chunk_tokens: 0"));
 }
 
 }  // namespace

@@ -1,9 +1,6 @@
 // ferry-router as a process: how it starts, what it says when it cannot, and how it ends.
 
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <string>
@@ -18,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "service/grpc_server.h"
 #include "tests/fakes/fake_worker.h"
+#include "tests/fakes/program.h"
 #include "tests/tokenizer/tiny_tokenizer.h"
 
 namespace router {
@@ -25,63 +23,9 @@ namespace {
 
 using testing::HasSubstr;
 
-// One run of the program; its stderr comes through a pipe.
-class Process {
- public:
-  explicit Process(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(),
-                     absl::StrCat(std::getenv("FERRY_BIN_DIR"), "/ferry-router"));
-    std::vector<char*> argv;
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    argv.push_back(nullptr);
-    int ends[2];
-    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
-    pid_ = fork();
-    if (pid_ == 0) {
-      dup2(ends[1], STDERR_FILENO);
-      execv(argv[0], argv.data());
-      _exit(127);
-    }
-    close(ends[1]);
-    stderr_ = ends[0];
-  }
-  ~Process() {
-    if (pid_ > 0) {
-      kill(pid_, SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-    close(stderr_);
-  }
-  void Signal(int number) { kill(pid_, number); }
-  // Reads until `words` have been said; false if the process ends before.
-  bool ReadUntil(const std::string& words) {
-    char buffer[4096];
-    while (said_.find(words) == std::string::npos) {
-      const ssize_t n = read(stderr_, buffer, sizeof(buffer));
-      if (n <= 0) return false;
-      said_.append(buffer, n);
-    }
-    return true;
-  }
-  // Waits for its end; the exit code, or -1 for a signal.
-  int Wait() {
-    ReadUntil("no process says this");
-    int status = 0;
-    waitpid(std::exchange(pid_, -1), &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  }
-  const std::string& said() const { return said_; }
-  // The number behind `name` in what was said.
-  int Number(const std::string& name) const {
-    const size_t at = said_.find(name);
-    return at == std::string::npos ? -1 : std::atoi(said_.c_str() + at + name.size());
-  }
-
- private:
-  pid_t pid_ = -1;
-  int stderr_ = -1;
-  std::string said_;
-};
+fakes::Program Router(std::vector<std::string> arguments) {
+  return fakes::Program("ferry-router", std::move(arguments));
+}
 
 class RouterProcessTest : public testing::Test {
  protected:
@@ -106,7 +50,7 @@ TEST_F(RouterProcessTest, SigtermLetsRunningRequestsFinishAndExitsWithZero) {
     call->Tokens(0, "a");
     open = call;
   };
-  Process process(Flags(worker.address()));
+  fakes::Program process = Router(Flags(worker.address()));
   ASSERT_TRUE(process.ReadUntil("listening=true port="));
   ASSERT_TRUE(process.ReadUntil("ready=true"));
   const auto stub = ferry::v1::Inference::NewStub(
@@ -137,7 +81,7 @@ TEST_F(RouterProcessTest, TheDrainLimitEndsWhatStillRuns) {
   worker.on_decode = [](std::shared_ptr<fakes::DecodeCall> call) { call->Accept(); };
   auto flags = Flags(worker.address());
   flags.push_back("--drain_limit_s=0.1");
-  Process process(flags);
+  fakes::Program process = Router(flags);
   ASSERT_TRUE(process.ReadUntil("ready=true"));
   ASSERT_TRUE(process.ReadUntil("listening=true port="));
   const auto stub = ferry::v1::Inference::NewStub(
@@ -160,21 +104,21 @@ TEST_F(RouterProcessTest, WhatIsWrongAtTheStartIsOneSentence) {
   const auto listening = service::GrpcServer::Start("127.0.0.1:0", {}, {});
   ASSERT_TRUE(listening.ok());
   const std::string taken = absl::StrCat("127.0.0.1:", (*listening)->port());
-  Process in_use(Flags("127.0.0.1:1", taken));
+  fakes::Program in_use = Router(Flags("127.0.0.1:1", taken));
   EXPECT_EQ(in_use.Wait(), 1);
   EXPECT_THAT(in_use.said(), HasSubstr("ferry-router: cannot listen on " + taken));
 
-  Process no_assets({"--model_assets=/nowhere/at/all", "--workers=127.0.0.1:1"});
+  fakes::Program no_assets = Router({"--model_assets=/nowhere/at/all", "--workers=127.0.0.1:1"});
   EXPECT_EQ(no_assets.Wait(), 1);
   EXPECT_THAT(no_assets.said(),
               HasSubstr("ferry-router: model assets /nowhere/at/all is not a directory"));
 
-  Process no_workers({"--model_assets=" + assets_.path()});
+  fakes::Program no_workers = Router({"--model_assets=" + assets_.path()});
   EXPECT_EQ(no_workers.Wait(), 1);
   EXPECT_THAT(no_workers.said(), HasSubstr("ferry-router: --workers is missing"));
 
   assets_.Write("config.json", "{}");
-  Process bad_config(Flags("127.0.0.1:1"));
+  fakes::Program bad_config = Router(Flags("127.0.0.1:1"));
   EXPECT_EQ(bad_config.Wait(), 1);
   EXPECT_THAT(bad_config.said(), HasSubstr("config.json: vocab_size is missing"));
 }
