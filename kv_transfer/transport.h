@@ -6,13 +6,13 @@
 //   - A send completes with success also for data that the receiver dropped: at the sender it means
 //     only "the source is read no more".  Only the receiver knows that bytes arrived.
 //   - A started receive cannot be cancelled.  Destination memory may be reused only when its
-//   receive
-//     has completed, was never started, or after Fence of its peer.
+//     receive has completed, was never started, or after Fence of its peer.
 //   - A dead, suspended or cut-off peer may go unnoticed: every transfer has a deadline of its own
 //     (kv_transfer/incoming_transfers.h).
 //
-// Thread-safe.  Callbacks run on the transport's progress thread; they must not block and must not
-// call Fence, Disconnect or Close of the same transport (they may Send).
+// Thread-safe.  Callbacks run on the transport's progress thread and must not block.  Register,
+// SetSink, Connect, LinkName, Fence and Close wait for that thread: they are not called from a
+// callback (which may Send), and not under a lock that a callback takes.
 
 #ifndef KV_TRANSFER_TRANSPORT_H_
 #define KV_TRANSFER_TRANSPORT_H_

@@ -99,6 +99,10 @@ void KvSendImpl::OnLinked(absl::StatusOr<std::shared_ptr<Stub>> stub) {
 }
 
 void KvSendImpl::OnReserved(absl::StatusOr<ReserveResponse> response) {
+  // Not under the lock: it waits for the transport's thread, which waits for the lock in
+  // OnPeerLost.
+  const std::string link =
+      response.ok() ? context_.runtime->transport->LinkName(spec_.destination.epoch) : "";
   Actions actions;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -112,6 +116,7 @@ void KvSendImpl::OnReserved(absl::StatusOr<ReserveResponse> response) {
       if (unsure) TellPeer("stopped while reserving", actions);
     } else if (response.ok()) {
       if (const absl::Status taken = TakeReservation(*response); taken.ok()) {
+        result_.link = link;
         state_ = State::kSending;
         last_progress_ = absl::Now();
         transfer_ = kv_transfer::StartOutgoingTransfer(context_.runtime->transport.get(),
@@ -150,7 +155,6 @@ absl::Status KvSendImpl::TakeReservation(const ReserveResponse& response) {
   cached_blocks_ = static_cast<int32_t>(cached_blocks);
   next_block_ = cached_blocks_;
   result_.cached_tokens = static_cast<int32_t>(cached_tokens);
-  result_.link = context_.runtime->transport->LinkName(spec_.destination.epoch);
   return absl::OkStatus();
 }
 

@@ -3,6 +3,7 @@
 
 #include <future>
 
+#include "losing_transport.h"
 #include "prefill_fixture.h"
 
 namespace prefill_worker {
@@ -273,6 +274,32 @@ TEST_F(PrefillFailuresTest, ADecodeWorkerThatDiesInMidTransferAborts) {
   network_->Kill(decode_->epoch);
   const absl::Status status = call.Finish();
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  ExpectEverythingGivenBack();
+}
+
+class LosingPeerTest : public PrefillFixture {
+ protected:
+  std::unique_ptr<kv_transfer::Transport> NewTransport() override {
+    auto transport = std::make_unique<LosingTransport>(PrefillFixture::NewTransport());
+    losing_ = transport.get();
+    return transport;
+  }
+  LosingTransport* losing_ = nullptr;
+};
+
+TEST_F(LosingPeerTest, ALossWhileTheReservationIsTakenDoesNotDeadlock) {
+  StartWorker(TestOptions());
+  auto decode = NewDecode();
+  Prefill(Request("warm", Tokens(10, 7), *decode));  // makes the link, and asks for its name
+  decode->reserve_gate.Close();
+  PrefillCall call(stub_.get(), Request("a", Tokens(100, 1), *decode));
+  decode->reserve_gate.WaitForArrivals(2);
+  losing_->Arm();
+  decode->reserve_gate.Open();
+  const absl::Status status = call.Finish();
+  EXPECT_TRUE(losing_->loss_was_taken());
+  // The bytes still find their way: only the news was made up.
+  EXPECT_TRUE(status.ok()) << status;
   ExpectEverythingGivenBack();
 }
 

@@ -166,7 +166,7 @@ class PrefillFixture : public testing::Test {
     runtime_->engine->SetCache(runtime_->token_blocks->span(), {});
     runtime_->pool = std::make_unique<engine::BlockPool>(blocks);
     runtime_->hasher = std::make_unique<block_hash::BlockHasher>(0);
-    runtime_->transport = kv_transfer::CreateLoopbackTransport(network_, runtime_->epoch);
+    runtime_->transport = NewTransport();
     ASSERT_TRUE(runtime_->transport->Register(runtime_->token_blocks->span()).ok());
     metrics_ = std::make_unique<worker::WorkerMetrics>(registry_, *runtime_);
     sender_ = CreateKvSender(runtime_.get(), metrics_.get());
@@ -185,6 +185,11 @@ class PrefillFixture : public testing::Test {
     stub_ = ferry::v1::PrefillWorker::NewStub(channel_);
     worker_stub_ = ferry::v1::Worker::NewStub(channel_);
     transfer_stub_ = ferry::v1::KvTransfer::NewStub(channel_);
+  }
+
+  // The worker's own.
+  virtual std::unique_ptr<kv_transfer::Transport> NewTransport() {
+    return kv_transfer::CreateLoopbackTransport(network_, runtime_->epoch);
   }
 
   void TearDown() override {
