@@ -68,6 +68,7 @@ class UcxTransport final : public Transport {
     }
     if (workers_.empty()) return absl::InvalidArgumentError("no link kinds");
     thread_ = std::thread([this] { Run(); });
+    thread_id_ = thread_.get_id();
     return absl::OkStatus();
   }
 
@@ -205,7 +206,7 @@ class UcxTransport final : public Transport {
   // was not in time.  After Close the answer is that there is nothing left to do: Fence is OK.
   template <typename T, typename Command>
   std::optional<T> Ask(absl::Duration timeout, Command command) const {
-    FERRY_CHECK(std::this_thread::get_id() != thread_.get_id()) << "called from a callback";
+    FERRY_CHECK(std::this_thread::get_id() != thread_id_) << "called from a callback";
     auto reply = std::make_shared<Reply<T>>();
     const std::function<void(T)> answer = [reply](T value) { reply->Set(std::move(value)); };
     if (!Post([command, answer] { command(answer); })) {
@@ -309,7 +310,8 @@ class UcxTransport final : public Transport {
   mutable std::atomic<bool> has_commands_{false};
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> stop_{false};
-  std::thread thread_;
+  std::thread thread_;         // Close's
+  std::thread::id thread_id_;  // thread_'s: others ask for it while Close joins; set by Start
 };
 
 }  // namespace
