@@ -79,9 +79,9 @@ class ExecutorTest : public testing::Test {
   }
 
   CountingNetwork* network_ = nullptr;
-  std::unique_ptr<Executor> engine_;
   std::vector<std::byte> cache_;
   std::unique_ptr<model::StepPlan> plans_[2];
+  std::unique_ptr<Executor> engine_;  // last: its thread may still run a step on the others
 };
 
 TEST_F(ExecutorTest, AStepIsLaunchedBeforeThePreviousOneIsCollected) {

@@ -475,6 +475,9 @@ TEST_P(TransportContractTest, ConnectNamesWhatIsWrong) {
   const TransferId id = Expect(*a_, *b_, destination, ended);
   const OutgoingResult sent = a_->SendAll(b_->epoch, id, source);
   EXPECT_TRUE(sent.status.ok()) << sent.status;
+  // The destination goes only when nothing lands in it any more.
+  EXPECT_TRUE(b_->incoming->Announce(id, 1, 1000).ok());
+  ASSERT_TRUE(ended.Wait().has_value());
 }
 
 TEST_P(TransportContractTest, BothSidesMayConnectAtTheSameTime) {
