@@ -30,18 +30,13 @@ function(ferry_test)
   target_include_directories(${ARG_NAME} PRIVATE "${CMAKE_SOURCE_DIR}")
   target_link_libraries(${ARG_NAME} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME})
-  # Only what links gRPC runs with ThreadSanitizer suppressions (tests/tsan.supp says why).
-  set(tsan_options "")
-  if("${ARG_DEPS}" MATCHES "ferry_(client|cli|decode|grpc|integration|prefill|proto|router|service|worker)")
-    set(tsan_options "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp ignore_noninstrumented_modules=1")
-  endif()
-  ferry_test_settings(${ARG_NAME} LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT} ENV ${tsan_options} ${ARG_ENV})
+  ferry_test_settings(${ARG_NAME} DEPS ${ARG_DEPS} LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT} ENV ${ARG_ENV})
 endfunction()
 
-# ferry_test_settings(<test> [LABELS <labels>] [TIMEOUT <seconds>] [ENV <NAME=value>...])
+# ferry_test_settings(<test> DEPS <targets> [LABELS <labels>] [TIMEOUT <seconds>] [ENV <NAME=value>...])
 # What ferry_test gives its tests, for those added by add_test.  TIMEOUT is that of a release build.
 function(ferry_test_settings name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "LABELS;ENV" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT" "DEPS;LABELS;ENV" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
@@ -51,6 +46,15 @@ function(ferry_test_settings name)
     # UCX's memory hooks call a sanitizer's interceptors in exiting threads, where its state is gone.
     set(sanitizer_env "UCX_MEM_EVENTS=no" "UCX_MEM_MMAP_HOOK_MODE=none" "UBSAN_OPTIONS=print_stacktrace=1"
       "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/lsan.supp:print_suppressions=0")
+  endif()
+  if(FERRY_SANITIZE STREQUAL "thread")
+    # Only what links gRPC runs with suppressions (tests/tsan.supp says why).
+    if("${ARG_DEPS}" MATCHES "ferry_(client|cli|decode|grpc|integration|prefill|proto|router|service|worker)")
+      list(APPEND sanitizer_env
+        "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp ignore_noninstrumented_modules=1")
+    endif()
+    # Also from a process that the test started and killed: its exit code does not tell.
+    set_tests_properties(${name} PROPERTIES FAIL_REGULAR_EXPRESSION "WARNING: ThreadSanitizer")
   endif()
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" ENVIRONMENT
     "FERRY_GOLDEN_DIR=${CMAKE_BINARY_DIR}/golden;FERRY_BIN_DIR=${CMAKE_BINARY_DIR}/bin;${sanitizer_env};${ARG_ENV}")

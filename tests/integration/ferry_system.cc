@@ -111,6 +111,8 @@ FerrySystem::~FerrySystem() {
     return std::count(expected_dead_.begin(), expected_dead_.end(), process.pid()) > 0;
   };
   const auto reap = [&](ChildProcess& process, const std::string& name) {
+    // Of a killed process the log alone tells what a sanitizer has found.
+    EXPECT_EQ(process.log().find("Sanitizer: "), std::string::npos) << name;
     if (expected_dead(process)) return;
     const std::optional<int> code = process.Wait(absl::Seconds(60));
     EXPECT_TRUE(code.has_value()) << name << " did not stop\n" << process.log();
