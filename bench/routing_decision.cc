@@ -1,0 +1,105 @@
+// How long the router takes to choose workers: 64 workers, a million indexed blocks.  Prints the
+// medians and 99th percentiles of hashing the prompt, looking it up, and choosing; DESIGN.md 7 asks
+// for a decision of at most 200 us at the 99th percentile.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <random>
+#include <vector>
+
+#include "block_hash/block_hash.h"
+#include "router/event_loop.h"
+#include "router/prefix_index.h"
+#include "router/routing_policy.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kWorkers = 64;
+constexpr int kBlocksPerWorker = 1000000 / kWorkers;
+constexpr int kBlockSize = 64;
+constexpr int kSharedBlocks = 32;  // a system prompt that every worker has
+constexpr int kDecisions = 20000;
+
+double MicrosecondsSince(Clock::time_point from) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - from).count();
+}
+
+void Print(const char* what, std::vector<double>* times) {
+  std::sort(times->begin(), times->end());
+  std::printf("  %-8s median %8.1f us   p99 %8.1f us\n", what, (*times)[times->size() / 2],
+              (*times)[times->size() * 99 / 100]);
+}
+
+}  // namespace
+
+int main() {
+  std::mt19937 random(1);
+  const block_hash::BlockHasher hasher(0);
+  const block_hash::BlockHash root = hasher.Root("bench");
+  router::PrefixIndex index({.stale_after = absl::Hours(1)});
+  const absl::Time now = router::EventLoop::Now();
+  // Each worker has conversations of 128 blocks that begin with the shared system prompt.
+  std::vector<std::vector<int32_t>> conversations;
+  std::vector<router::WorkerView> workers;
+  for (int slot = 0; slot < kWorkers; ++slot) {
+    index.StartWorker(slot, "epoch", kBlocksPerWorker);
+    router::PrefixIndex::Frame frame;
+    frame.epoch = "epoch";
+    frame.seq = 1;
+    for (int stored = 0; stored < kBlocksPerWorker; stored += 128 - kSharedBlocks) {
+      std::vector<int32_t> tokens(128 * kBlockSize);
+      for (size_t i = 0; i < tokens.size(); ++i) {
+        tokens[i] = i < kSharedBlocks * kBlockSize ? static_cast<int32_t>(i)
+                                                   : static_cast<int32_t>(random() % 100000);
+      }
+      for (const auto& hash : hasher.Chain(root, tokens, kBlockSize)) {
+        frame.events.push_back({.kind = router::PrefixIndex::Event::Kind::kStored, .hash = hash});
+      }
+      if (stored < 1000) conversations.push_back(std::move(tokens));
+    }
+    index.Apply(slot, frame, now);
+    router::WorkerView view;
+    view.slot = slot;
+    view.is_prefill = slot % 2 == 0;
+    view.can_decode = !view.is_prefill;
+    view.block_size = kBlockSize;
+    view.block_bytes = 4 << 20;
+    view.num_blocks = kBlocksPerWorker;
+    view.prefill_tokens_per_s = 20000;
+    view.decode_step_ms = 10;
+    view.decode_step_ms_per_seq = 0.1;
+    view.requests = slot % 7;
+    workers.push_back(view);
+  }
+  router::PolicyState state;
+  const router::PolicyOptions options;
+  std::vector<double> hash_times, lookup_times, choose_times;
+  int64_t used = 0;
+  for (int i = 0; i < kDecisions; ++i) {
+    const std::vector<int32_t>& tokens = conversations[random() % conversations.size()];
+    const auto start = Clock::now();
+    const auto chain = hasher.Chain(root, tokens, kBlockSize);
+    hash_times.push_back(MicrosecondsSince(start));
+    const auto looking = Clock::now();
+    const std::vector<int32_t> matched = index.Lookup(chain, now);
+    lookup_times.push_back(MicrosecondsSince(looking));
+    const auto choosing = Clock::now();
+    for (auto& worker : workers) worker.cached_tokens = matched[worker.slot] * kBlockSize;
+    const router::RequestView request = {.prompt_tokens = static_cast<int32_t>(tokens.size()) + 1,
+                                         .max_tokens = 256,
+                                         .total_tokens = static_cast<int32_t>(tokens.size()) + 257};
+    const router::Decision decision = router::Choose(
+        options, request, workers, [](int32_t, int32_t) { return false; }, &state);
+    choose_times.push_back(MicrosecondsSince(choosing));
+    used += decision.choice.decode;
+  }
+  std::printf("%d workers, %zu indexed blocks, %.0f MB, prompts of 8192 tokens (%lld)\n", kWorkers,
+              index.num_entries(), index.approximate_bytes() / 1e6, static_cast<long long>(used));
+  Print("hash", &hash_times);
+  Print("lookup", &lookup_times);
+  Print("choose", &choose_times);
+  return 0;
+}
