@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kv_transfer/host_id.h"
+#include "kv_transfer/sealed_address.h"
 #include "kv_transfer/socket_address.h"
 #include "status/check.h"
 #include "status/status_macros.h"
@@ -170,7 +171,7 @@ absl::Status UcxWorker::Init(const UcxOptions& options, const Handlers& handlers
   size_t raw_bytes = 0;
   status = ucp_worker_get_address(worker_, &raw, &raw_bytes);
   if (status != UCS_OK) return UcxError(kind, "getting its address", status);
-  address_.worker_address.assign(reinterpret_cast<const char*>(raw), raw_bytes);
+  address_.worker_address = SealAddress(std::string(reinterpret_cast<const char*>(raw), raw_bytes));
   ucp_worker_release_address(worker_, raw);
   address_.host_id = HostId();
   return kind == "shm" ? absl::OkStatus() : Listen(options, handlers);
@@ -242,14 +243,14 @@ absl::StatusOr<ucp_ep_h> UcxWorker::ConnectTo(const LinkAddress& peer,
 absl::StatusOr<ucp_ep_h> UcxWorker::ConnectToWorker(const std::string& worker_address,
                                                     ucp_err_handler_cb_t on_error,
                                                     void* on_error_arg) {
-  // UCX reads an address without knowing its length; one that is far too short was cut on the way.
-  if (worker_address.size() < 16) {
-    return absl::UnavailableError(absl::StrCat("ucx ", address_.kind, ": a worker address of ",
-                                               worker_address.size(), " bytes"));
+  const absl::StatusOr<std::string> opened = OpenAddress(worker_address);
+  if (!opened.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("ucx ", address_.kind, ": ", std::string(opened.status().message())));
   }
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
-  params.address = reinterpret_cast<const ucp_address_t*>(worker_address.data());
+  params.address = reinterpret_cast<const ucp_address_t*>(opened->data());
   return CreateEndpoint(params, on_error, on_error_arg);
 }
 

@@ -468,6 +468,21 @@ TEST_P(TransportContractTest, ConnectNamesWhatIsWrong) {
   const absl::Status nobody =
       a_->transport->Connect(gone_epoch, gone_addresses, absl::Milliseconds(500));
   EXPECT_EQ(nobody.code(), StatusCode::kUnavailable) << nobody;
+  // Bytes that are no address, or not quite one.
+  std::vector<std::string> damaged = {"", "x", std::string(200, '\0'), std::string(200, '\xff')};
+  for (const LinkAddress& address : b_->transport->addresses()) {
+    const std::string& good = address.worker_address;
+    for (size_t i = 0; i < good.size(); i += 7) {
+      damaged.push_back(good.substr(0, i));
+      damaged.push_back(good);
+      damaged.back()[i] ^= 0x10;
+    }
+    for (const std::string& bad : damaged) {
+      const LinkAddress there = {
+          .kind = address.kind, .host_id = address.host_id, .worker_address = bad, .listener = bad};
+      EXPECT_FALSE(a_->transport->Connect(Epoch::Random(), {there}, absl::Seconds(1)).ok());
+    }
+  }
   // None of it hurt the link that works, and connecting again is a no-op.
   EXPECT_TRUE(Connect(*a_, *b_).ok());
   Blocks source(1, 1000), destination(1, 1000);
