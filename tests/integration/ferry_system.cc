@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -36,14 +37,17 @@ bool IsIdle(const ferry::v1::LoadReport& load) {
 }  // namespace
 
 WorkerProcess FerrySystem::StartWorker(const std::string& binary, const std::string& name,
-                                       const std::vector<std::string>& flags) {
+                                       const std::vector<std::string>& flags,
+                                       const std::string& listen) {
   const std::string port_file = absl::StrCat(dir_, "/", name, ".ports");
-  std::vector<std::string> argv = {Binary(binary), "--model",     options_.model_dir,
-                                   "--listen",     "127.0.0.1:0", "--metrics_listen",
-                                   "127.0.0.1:0",  "--data_ip",   "127.0.0.1",
-                                   "--port_file",  port_file};
+  std::vector<std::string> argv = {
+      Binary(binary), "--model",   options_.model_dir, "--listen",    listen,   "--metrics_listen",
+      "127.0.0.1:0",  "--data_ip", "127.0.0.1",        "--port_file", port_file};
   argv.insert(argv.end(), flags.begin(), flags.end());
   WorkerProcess worker = {
+      .binary = binary,
+      .name = name,
+      .flags = flags,
       .process = ChildProcess::Start(argv, absl::StrCat(dir_, "/", name, ".log")),
       .address = "",
       .metrics_port = 0,
@@ -102,6 +106,31 @@ std::unique_ptr<ferry::Client> FerrySystem::NewClient(absl::Duration timeout) co
   options.address = router_address_;
   options.timeout = timeout;
   return ferry::Client::Create(options).value();
+}
+
+void FerrySystem::Restart(WorkerProcess& worker) {
+  worker.process.Kill();
+  std::filesystem::remove(absl::StrCat(dir_, "/", worker.name, ".ports"));
+  worker = StartWorker(worker.binary, worker.name, worker.flags, worker.address);
+}
+
+std::string FerrySystem::WaitUntilReady(absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  std::string said;
+  while (true) {
+    const auto models = client_->ListModels();
+    if (models.ok() && models->size() == 1 &&
+        models->front().ready_decode_workers() == decode_.size() &&
+        models->front().ready_prefill_workers() == prefill_.size()) {
+      return "";
+    }
+    said = models.ok() && !models->empty() ? models->front().ShortDebugString()
+                                           : models.status().ToString();
+    if (absl::Now() >= deadline) return said;
+    // The router learns of a worker by itself; its own clock is the worker's report.
+    WaitForLoad(
+        decode_.front(), [seen = 0](const auto&) mutable { return ++seen > 3; }, absl::Seconds(1));
+  }
 }
 
 void FerrySystem::ExpectDead(ChildProcess& process) { expected_dead_.push_back(process.pid()); }

@@ -29,6 +29,9 @@ struct SystemOptions {
 
 // One worker process and a gRPC stub of it.
 struct WorkerProcess {
+  std::string binary;
+  std::string name;  // unique in the system
+  std::vector<std::string> flags;
   ChildProcess process;
   std::string address;
   int metrics_port = 0;
@@ -59,13 +62,19 @@ class FerrySystem final {
   // lives. Returns what is wrong, or "".
   std::string WaitUntilIdle(absl::Duration timeout);
 
+  // Kills a worker and starts another one at its address; returns when that serves.
+  void Restart(WorkerProcess& worker);
+  // Waits until the router says that all workers are ready.  Returns what it says instead, or "".
+  std::string WaitUntilReady(absl::Duration timeout);
+
   // A worker that a test has killed is not expected to stop cleanly.
   void ExpectDead(ChildProcess& process);
 
  private:
   FerrySystem() = default;
   WorkerProcess StartWorker(const std::string& binary, const std::string& name,
-                            const std::vector<std::string>& flags);
+                            const std::vector<std::string>& flags,
+                            const std::string& listen = "127.0.0.1:0");
 
   SystemOptions options_;
   std::string dir_;
