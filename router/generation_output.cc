@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "ferry/v1/inference.pb.h"
 #include "ferry/v1/worker.pb.h"
 #include "router/generation.h"
@@ -22,6 +23,8 @@ constexpr absl::Duration kFinishWait = absl::Milliseconds(250);
 constexpr size_t kMaxPendingBytes = 1 << 20;
 
 double Milliseconds(absl::Duration duration) { return absl::ToDoubleMilliseconds(duration); }
+
+std::string OrDash(const std::string& value) { return value.empty() ? "-" : value; }
 
 // Workers know ids only: the bytes of each token are put in here.
 void NameTokens(const tokenizer::Tokenizer* tokenizer, ferry::v1::PositionLogprobs* position) {
@@ -189,14 +192,16 @@ void Generation::LogEnd(const absl::Status& status) const {
   spdlog::info(
       "request_id={} model={} status={} phase={} prompt_tokens={} output_tokens={} n={} "
       "attempts={} "
-      "prefill_worker={} decode_worker={} kv_bytes={} queue_ms={:.1f} ttft_ms={:.1f} "
-      "total_ms={:.1f}{}",
+      "prefill_worker={} decode_worker={} kv_bytes={} queue_ms={:.1f}{} total_ms={:.1f}{}",
       prepared_.request_id, service::LogValue(prepared_.model->name),
       absl::StatusCodeToString(status.code()), PhaseName(phase_), prepared_.tokens.size(),
       output_tokens_, branches_.size(), attempt_,
-      attempt_ > 0 && placement_.local() ? "local" : prefill_address_, decode_address_,
-      prefill_done_ != nullptr ? prefill_done_->kv_bytes() : 0, Milliseconds(queue_time_),
-      has_token ? Milliseconds(first_token_at_ - prepared_.arrival) : -1.0,
+      attempt_ > 0 && placement_.local() ? "local" : OrDash(prefill_address_),
+      OrDash(decode_address_), prefill_done_ != nullptr ? prefill_done_->kv_bytes() : 0,
+      Milliseconds(queue_time_),
+      has_token
+          ? absl::StrFormat(" ttft_ms=%.1f", Milliseconds(first_token_at_ - prepared_.arrival))
+          : "",
       Milliseconds(now - prepared_.arrival),
       status.ok() ? "" : " error=" + service::LogValue(std::string(status.message())));
 }

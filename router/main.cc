@@ -14,8 +14,8 @@
 //   main            waits for SIGTERM or SIGINT.
 //
 // Stop order: readiness off and new requests refused; running ones end by themselves, or with
-// UNAVAILABLE at the drain limit; then the server (no call of ours is left), the streams to the
-// workers, the loop.
+// UNAVAILABLE at the drain limit or a second signal; then the server (no call of ours is left), the
+// streams to the workers, the loop.
 
 #include <prometheus/registry.h>
 #include <spdlog/spdlog.h>
@@ -39,6 +39,7 @@ namespace {
 
 constexpr char kProcessName[] = "ferry-router";
 constexpr absl::Duration kShutdownGrace = absl::Seconds(1);
+constexpr absl::Duration kDrainPoll = absl::Milliseconds(50);  // for a second signal
 
 void AddSecondsFlag(CLI::App& app, const std::string& flag, absl::Duration* duration,
                     const std::string& help) {
@@ -55,9 +56,10 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
   add("--metrics_listen", options->metrics_listen, "host:port of http://.../metrics; port 0: any");
   add("--port_file", options->port_file, "file that receives grpc_port=N and metrics_port=N");
   add("--model_assets", options->model_assets,
-      "[NAME=]DIR with config.json, tokenizer.json, generation_config.json; repeatable")
+      "[NAME=]DIR with config.json, tokenizer.json, generation_config.json; repeatable; required")
       ->delimiter(',');
-  add("--workers", options->workers, "host:port,... of prefill and decode workers")->delimiter(',');
+  add("--workers", options->workers, "host:port,... of prefill and decode workers; required")
+      ->delimiter(',');
   add("--policy", options->policy, "cost, least_load or round_robin");
   add("--hash_seed", options->hash_seed, "seed of block hashes; the same in the whole system");
   add("--max_queue", options->max_queue, "requests that may wait for a worker");
@@ -78,6 +80,17 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
                  "period of worker reports; 3 missed: suspect, 5 missed: dead");
   AddSecondsFlag(app, "--drain_limit_s", &options->drain_limit,
                  "how long running requests may go on after SIGTERM");
+}
+
+// False: requests still run, at the limit or at a second signal.
+bool Drain(router::Router& router, absl::Duration limit) {
+  const absl::Time until = absl::Now() + limit;
+  while (!router.WaitUntilIdle(kDrainPoll)) {
+    if (absl::Now() >= until || service::WaitForTermination(absl::ZeroDuration()) != 0) {
+      return false;
+    }
+  }
+  return true;
 }
 
 absl::Status Serve(const router::RouterOptions& options) {
@@ -117,7 +130,7 @@ absl::Status Serve(const router::RouterOptions& options) {
   spdlog::info("stopping=true signal={} limit_s={}", signal_number,
                absl::ToDoubleSeconds(options.drain_limit));
   server->SetReady(false);
-  if (!router.WaitUntilIdle(options.drain_limit)) {
+  if (!Drain(router, options.drain_limit)) {
     router.AbortAll(absl::UnavailableError("the router is shutting down"));
   }
   server->Shutdown(kShutdownGrace);
@@ -130,7 +143,9 @@ absl::Status Serve(const router::RouterOptions& options) {
 
 int main(int argc, char** argv) {
   router::RouterOptions options;
-  CLI::App app("Front door of a Ferry system: routes requests to prefill and decode workers.");
+  CLI::App app("Front door of a Ferry system: routes requests to prefill and decode workers.",
+               kProcessName);
+  app.set_version_flag("--version", std::string(service::kVersion));
   AddFlags(app, &options);
   CLI11_PARSE(app, argc, argv);
   service::BlockTerminationSignals();

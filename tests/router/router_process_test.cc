@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -97,6 +98,29 @@ TEST_F(RouterProcessTest, TheDrainLimitEndsWhatStillRuns) {
   const grpc::Status status = reader->Finish();
   EXPECT_EQ(status.error_code(), grpc::UNAVAILABLE);
   EXPECT_THAT(status.error_message(), HasSubstr("shutting down"));
+  EXPECT_EQ(process.Wait(), 0) << process.said();
+}
+
+TEST_F(RouterProcessTest, ASecondSignalEndsWhatStillRuns) {
+  fakes::FakeWorker worker({}, &directory_);
+  worker.on_decode = [](std::shared_ptr<fakes::DecodeCall> call) { call->Accept(); };
+  fakes::Program process = Router(Flags(worker.address()));  // its drain limit is two minutes
+  ASSERT_TRUE(process.ReadUntil("ready=true"));
+  ASSERT_TRUE(process.ReadUntil("listening=true port="));
+  const auto stub = ferry::v1::Inference::NewStub(
+      service::MakeChannel(absl::StrCat("127.0.0.1:", process.Number("listening=true port=")), {}));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
+  ferry::v1::GenerateRequest request;
+  request.set_text("hi");
+  const auto reader = stub->Generate(&context, request);
+  ASSERT_TRUE(worker.WaitFor([&] { return worker.decodes().size() == 1; }));
+  process.Signal(SIGTERM);
+  ASSERT_TRUE(process.ReadUntil("stopping=true"));
+  process.Signal(SIGTERM);
+  ferry::v1::GenerateResponse message;
+  EXPECT_FALSE(reader->Read(&message));
+  EXPECT_EQ(reader->Finish().error_code(), grpc::UNAVAILABLE);
   EXPECT_EQ(process.Wait(), 0) << process.said();
 }
 
