@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kv_transfer/ucx_transport.h"
+#include "service/listen_address.h"
 #include "status/status_macros.h"
 #include "tokenizer/tokenizer.h"
 #include "worker/speed_benchmark.h"
@@ -34,6 +35,9 @@ absl::StatusOr<int32_t> NumBlocks(const WorkerOptions& options, int64_t block_by
 
 absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions& options) {
   RETURN_IF_ERROR(options.Validate());
+  // Said now, not after minutes of loading.
+  RETURN_IF_ERROR(service::CheckCanListen(options.listen));
+  RETURN_IF_ERROR(service::CheckCanListen(options.metrics_listen));
   auto runtime = std::make_unique<WorkerRuntime>();
   runtime->options = options;
   runtime->model_name =
