@@ -16,9 +16,10 @@
 //
 // Stop order, on SIGTERM or SIGINT: not ready and draining (new requests are refused, the router is
 // told); wait until running requests have ended and quarantined blocks are back, at most
-// --drain_limit, or until a second signal; end what is left (UNAVAILABLE, the router continues it
-// elsewhere); stop the scheduler, then the watch streams and the connect threads; shut the gRPC
-// server down; close the transport, after which no byte lands; free the engine and the cache.
+// --drain_limit, or until a second signal; end what is left (UNAVAILABLE; what has no token yet, the
+// router starts elsewhere); stop the scheduler, then the watch streams and the connect threads; shut
+// the gRPC server down; close the transport, after which no byte lands; free the engine and the
+// cache.
 
 #include <memory>
 #include <string>
@@ -43,6 +44,7 @@ constexpr absl::Duration kDrainPoll = absl::Milliseconds(50);
 constexpr absl::Duration kHealthPoll = absl::Seconds(1);
 
 void Drain(decode_worker::DecodeServer& server, absl::Duration limit) {
+  spdlog::info("draining");
   server.StartDrain();
   const absl::Time until = absl::Now() + limit;
   while (!server.drained() && absl::Now() < until) {
@@ -64,7 +66,7 @@ absl::Status Serve(const decode_worker::DecodeOptions& options) {
   RETURN_IF_ERROR(
       service::WritePortFile(options.worker.port_file, server->port(), metrics->port()));
   spdlog::info("serving model={} port={} metrics_port={} role={} blocks={} epoch={}",
-               server->runtime().model_name, server->port(), metrics->port(),
+               service::LogValue(server->runtime().model_name), server->port(), metrics->port(),
                options.role_both ? "both" : "decode", server->runtime().pool->num_blocks() - 1,
                server->runtime().epoch.ToHex());
 

@@ -74,6 +74,10 @@ absl::Status Serve(const prefill_worker::PrefillOptions& options) {
   own.port = server->port();
   sender->SetOwnAddress(options.worker.advertise.empty() ? own.ToString()
                                                          : options.worker.advertise);
+  if (options.worker.advertise.empty() && (own.host == "0.0.0.0" || own.host == "::")) {
+    spdlog::warn("without --advertise only decode workers of this machine reach address={}",
+                 own.ToString());
+  }
   scheduler.Start();
   server->SetReady(true);
   RETURN_IF_ERROR(
@@ -107,8 +111,8 @@ absl::Status Serve(const prefill_worker::PrefillOptions& options) {
 
 int main(int argc, char** argv) {
   prefill_worker::PrefillOptions options;
-  CLI::App app(
-      "Ferry's prefill worker: computes prompts and pushes their cache to decode workers.");
+  CLI::App app("Ferry's prefill worker: computes prompts and pushes their cache to decode workers.",
+               kProcess);
   worker::AddWorkerFlags(app, &options.worker);
   app.add_option("--chunk_tokens", options.chunk_tokens, "new tokens a step, over all prompts")
       ->capture_default_str();
