@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cli/latency_stats.h"
+#include "cli/router_flags.h"
 #include "client/ferry_client.h"
 #include "ferry/v1/inference.pb.h"
 #include "status/status_macros.h"
@@ -101,7 +102,9 @@ void PrintTimes(const char* what, const std::vector<Measured>& all, double Measu
 
 absl::Status Run(const Options& options) {
   ASSIGN_OR_RETURN(const auto client, ferry::Client::Create(options.client));
-  RETURN_IF_ERROR(client->WaitUntilReady(options.model, absl::Seconds(options.ready_timeout_s)));
+  RETURN_IF_ERROR(ExplainConnection(
+      client->WaitUntilReady(options.model, absl::Seconds(options.ready_timeout_s)),
+      options.client));
   ASSIGN_OR_RETURN(const auto models, client->ListModels());
   const ferry::v1::ModelCard* model = nullptr;
   for (const auto& card : models) {
@@ -164,6 +167,7 @@ void AddBenchCommand(CLI::App& app, absl::Status* result) {
     return command->add_option(flag, field, help)->capture_default_str();
   };
   add("--address", options->client.address, "host:port of the router")->required();
+  AddTlsFlags(*command, &options->client);
   add("--model", options->model, "Served model; may be left out when there is one");
   add("--concurrency", options->concurrency, "Requests at a time")->check(CLI::Range(1, 4096));
   add("--requests", options->requests, "Requests in all")->check(CLI::Range(1, 100'000'000));

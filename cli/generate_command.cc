@@ -10,6 +10,7 @@
 #include "CLI/CLI.hpp"
 #include "cli/generation_printer.h"
 #include "cli/local_generation.h"
+#include "cli/router_flags.h"
 #include "cli/sampling_flags.h"
 #include "client/ferry_client.h"
 #include "engine/engine.h"
@@ -64,7 +65,7 @@ absl::Status Run(Options& options) {
   } else {
     request.set_model(options.model);
     ASSIGN_OR_RETURN(const auto client, ferry::Client::Create(options.client));
-    status = client->Generate(request, on_message);
+    status = ExplainConnection(client->Generate(request, on_message), options.client);
   }
   printer.Finish();
   RETURN_IF_ERROR(status);
@@ -84,9 +85,7 @@ void AddGenerateCommand(CLI::App& app, absl::Status* result) {
   add("--address", options->client.address,
       "host:port of a router; without it an engine runs in this process");
   add("--model", options->model, "A served model's name; without --address a checkpoint directory");
-  add("--tls_ca", options->client.tls_ca_file, "PEM authority of the router's certificate");
-  add("--tls_cert", options->client.tls_cert_file, "PEM certificate of this client");
-  add("--tls_key", options->client.tls_key_file, "PEM key of this client");
+  AddTlsFlags(*command, &options->client);
   engine::EngineOptions& engine = options->engine;
   const char* kInProcess = "In this process";
   add("--device", engine.device, "cpu or cuda")->group(kInProcess);

@@ -30,7 +30,7 @@ void GenerationPrinter::Add(const ferry::v1::GenerateResponse& response) {
 }
 
 void GenerationPrinter::Finish() {
-  if (options_.num_branches == 1) out_ << "\n";
+  if (options_.num_branches == 1 && !branches_.empty()) out_ << "\n";
   for (const auto& [index, branch] : branches_) {
     const std::string tag = options_.num_branches == 1 ? "" : absl::StrCat("[", index, "]");
     if (options_.num_branches > 1) out_ << "text" << tag << ": " << branch.text << "\n";

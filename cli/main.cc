@@ -2,6 +2,7 @@
 // add one, include its header and add its line to AddCommands.
 
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "CLI/CLI.hpp"
@@ -13,6 +14,8 @@
 #include "cli/parity_command.h"
 #include "cli/serve_command.h"
 #include "cli/tokenize_command.h"
+#include "grpc/support/log.h"
+#include "service/process.h"
 
 namespace {
 
@@ -32,8 +35,17 @@ int main(int argc, char** argv) {
   CLI::App app{"Serves DeepSeek's MLA models with prefill and decode on different workers."};
   app.name("ferry");
   app.require_subcommand(1);
+  app.set_version_flag("--version", std::string(service::kVersion));
   absl::Status result;
   AddCommands(app, &result);
+  if (argc == 1) {
+    std::fputs(app.help().c_str(), stderr);
+    return 1;
+  }
+  // What gRPC would print is in the status of the call, unless somebody asks for more.
+  if (std::getenv("GRPC_VERBOSITY") == nullptr) {
+    gpr_set_log_function([](gpr_log_func_args*) {});
+  }
   CLI11_PARSE(app, argc, argv);
   if (result.ok()) return 0;
   std::fprintf(stderr, "ferry: %s\n", std::string(result.message()).c_str());

@@ -113,9 +113,9 @@ class ServiceNamesOption final : public grpc::ServerBuilderOption {
 absl::Status WhyNotStarted(const std::string& address, const TlsOptions& tls) {
   RETURN_IF_ERROR(CheckCanListen(address));  // another process was faster
   if (tls.enabled()) {
-    return absl::InvalidArgumentError(absl::StrCat("tls certificate ", tls.cert_file, " with key ",
-                                                   tls.key_file, " and ca ", tls.ca_file,
-                                                   " cannot be used"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("tls certificate ", tls.cert_file, " with key ", tls.key_file,
+                     tls.ca_file.empty() ? "" : " and ca ", tls.ca_file, " cannot be used"));
   }
   return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
 }

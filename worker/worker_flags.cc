@@ -2,6 +2,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "service/process.h"
 
 namespace worker {
 
@@ -13,6 +14,7 @@ void AddSecondsFlag(CLI::App& app, const std::string& flag, absl::Duration* dura
 }
 
 void AddWorkerFlags(CLI::App& app, WorkerOptions* options) {
+  app.set_version_flag("--version", std::string(service::kVersion));
   const auto add = [&app](const char* flag, auto& field, const char* help) {
     app.add_option(flag, field, help)->capture_default_str();
   };
@@ -22,7 +24,7 @@ void AddWorkerFlags(CLI::App& app, WorkerOptions* options) {
   add("--metrics_listen", options->metrics_listen, "host:port of http://.../metrics; port 0: any");
   add("--port_file", options->port_file, "file that receives grpc_port=N and metrics_port=N");
 
-  add("--model", options->engine.model_dir, "checkpoint directory");
+  add("--model", options->engine.model_dir, "checkpoint directory; required");
   add("--model_name", options->model_name, "name to serve it under; empty: the directory's name");
   add("--device", options->engine.device, "cpu or cuda");
   add("--dtype", options->engine.dtype, "activations: auto, float32 or bfloat16");

@@ -44,6 +44,13 @@ TEST(GenerationPrinterTest, BranchesArePrintedWhole) {
   EXPECT_EQ(out.str(), "text[0]: a\nids[0]: 2\ntext[1]: xy\nids[1]: 1 3\n");
 }
 
+TEST(GenerationPrinterTest, NothingIsPrintedOfACallThatFailed) {
+  std::ostringstream out;
+  GenerationPrinter printer({.num_branches = 1, .print_ids = true, .print_logprobs = true}, out);
+  printer.Finish();
+  EXPECT_EQ(out.str(), "");
+}
+
 TEST(GenerationPrinterTest, SummarySaysWhereTheCacheWent) {
   ferry::v1::GenerateSummary summary;
   summary.set_prompt_tokens(100);

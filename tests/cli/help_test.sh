@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# What a program says of itself.   help_test.sh DIRECTORY_OF_BINARIES
+set -euo pipefail
+bin=$1
+fail() { echo "FAILED: $*"; exit 1; }
+
+for program in ferry ferry-router ferry-prefill ferry-decode; do
+  help=$("$bin/$program" --help) || fail "$program --help"
+  grep -q "^Usage: $program \[OPTIONS\]" <<< "$help" || fail "$program: usage line in: $help"
+  version=$("$bin/$program" --version) || fail "$program --version"
+  [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "$program --version says $version"
+done
+commands=$("$bin/ferry" --help | sed -n '/^Subcommands:/,$p' | awk '/^  [a-z]/ { print $1 }')
+for command in $commands; do
+  help=$("$bin/ferry" "$command" --help) || fail "$command --help"
+  grep -q "^Usage: ferry $command " <<< "$help" || fail "$command: usage line in: $help"
+done
+[ "$(wc -w <<< "$commands")" -ge 7 ] || fail "sub-commands: $commands"
+
+# Without a command: the help, on stderr, and no success.
+if said=$("$bin/ferry" 2>&1 > /dev/null); then fail "ferry alone succeeded"; fi
+grep -q "^Subcommands:" <<< "$said" || fail "ferry alone says: $said"
+
+# An error is one line: none of gRPC's own.  Here a key stands where a certificate belongs.
+not_a_certificate=$(mktemp)
+trap 'rm -f "$not_a_certificate"' EXIT
+printf -- '-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n' > "$not_a_certificate"
+for command in "generate --prompt x" "bench --ready_timeout_s 1"; do
+  said=$("$bin/ferry" $command --address 127.0.0.1:1 --tls_ca "$not_a_certificate" 2>&1) &&
+    fail "$command succeeded"
+  [ "$(wc -l <<< "$said")" -eq 1 ] || fail "$command says: $said"
+  grep -q "^ferry: .*--tls_ca" <<< "$said" || fail "$command says: $said"
+done
+echo "passed"
