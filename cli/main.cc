@@ -16,6 +16,7 @@
 #include "cli/tokenize_command.h"
 #include "grpc/support/log.h"
 #include "service/process.h"
+#include "service/usage_error.h"
 
 namespace {
 
@@ -46,6 +47,7 @@ int main(int argc, char** argv) {
   if (std::getenv("GRPC_VERBOSITY") == nullptr) {
     gpr_set_log_function([](gpr_log_func_args*) {});
   }
+  app.failure_message(service::UsageError);
   CLI11_PARSE(app, argc, argv);
   if (result.ok()) return 0;
   std::fprintf(stderr, "ferry: %s\n", std::string(result.message()).c_str());

@@ -16,10 +16,10 @@
 //
 // Stop order, on SIGTERM or SIGINT: not ready and draining (new requests are refused, the router is
 // told); wait until running requests have ended and quarantined blocks are back, at most
-// --drain_limit, or until a second signal; end what is left (UNAVAILABLE; what has no token yet, the
-// router starts elsewhere); stop the scheduler, then the watch streams and the connect threads; shut
-// the gRPC server down; close the transport, after which no byte lands; free the engine and the
-// cache.
+// --drain_limit, or until a second signal; end what is left (UNAVAILABLE; what has no token yet,
+// the router starts elsewhere); stop the scheduler, then the watch streams and the connect threads;
+// shut the gRPC server down; close the transport, after which no byte lands; free the engine and
+// the cache.
 
 #include <memory>
 #include <string>
@@ -30,6 +30,7 @@
 #include "decode_worker/options.h"
 #include "prometheus/registry.h"
 #include "service/process.h"
+#include "service/usage_error.h"
 #include "spdlog/spdlog.h"
 #include "status/status_macros.h"
 #include "worker/worker_flags.h"
@@ -98,6 +99,7 @@ int main(int argc, char** argv) {
   app.add_option("--growth_tokens", options.growth_tokens,
                  "tokens of room kept for each running sequence when another one is admitted")
       ->capture_default_str();
+  app.failure_message(service::UsageError);
   CLI11_PARSE(app, argc, argv);
   options.role_both = role == "both";
 

@@ -27,6 +27,7 @@
 #include "service/grpc_server.h"
 #include "service/listen_address.h"
 #include "service/process.h"
+#include "service/usage_error.h"
 #include "spdlog/spdlog.h"
 #include "status/status_macros.h"
 #include "worker/kv_event_log.h"
@@ -116,6 +117,7 @@ int main(int argc, char** argv) {
   worker::AddWorkerFlags(app, &options.worker);
   app.add_option("--chunk_tokens", options.chunk_tokens, "new tokens a step, over all prompts")
       ->capture_default_str();
+  app.failure_message(service::UsageError);
   CLI11_PARSE(app, argc, argv);
   service::BlockTerminationSignals();
   absl::Status status = service::InitLogging(kProcess, options.worker.log);

@@ -33,6 +33,7 @@
 #include "router/router.h"
 #include "service/grpc_server.h"
 #include "service/process.h"
+#include "service/usage_error.h"
 #include "status/status_macros.h"
 
 namespace {
@@ -147,6 +148,7 @@ int main(int argc, char** argv) {
                kProcessName);
   app.set_version_flag("--version", std::string(service::kVersion));
   AddFlags(app, &options);
+  app.failure_message(service::UsageError);
   CLI11_PARSE(app, argc, argv);
   service::BlockTerminationSignals();
   absl::Status status = service::InitLogging(kProcessName, options.log);

@@ -10,6 +10,11 @@ for program in ferry ferry-router ferry-prefill ferry-decode; do
   version=$("$bin/$program" --version) || fail "$program --version"
   [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "$program --version says $version"
 done
+for program in "ferry generate" ferry-router ferry-prefill ferry-decode; do
+  said=$("$bin"/$program --nonsense=1 2>&1) && fail "$program --nonsense=1 succeeded"
+  [ "$(wc -l <<< "$said")" -eq 1 ] || fail "$program --nonsense=1 says: $said"
+  grep -q "^${program%% *}: .*--nonsense=1" <<< "$said" || fail "$program --nonsense=1 says: $said"
+done
 commands=$("$bin/ferry" --help | sed -n '/^Subcommands:/,$p' | awk '/^  [a-z]/ { print $1 }')
 for command in $commands; do
   help=$("$bin/ferry" "$command" --help) || fail "$command --help"
