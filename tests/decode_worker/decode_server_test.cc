@@ -123,10 +123,7 @@ class DecodeServerTest : public ::testing::Test {
                     .ok());
   }
 
-  const std::string& epoch() {
-    epoch_ = server_->runtime().epoch.ToBytes();
-    return epoch_;
-  }
+  std::string epoch() const { return server_->runtime().epoch.ToBytes(); }
   ferry::v1::HandshakeRequest HandshakeRequest() {
     ferry::v1::HandshakeRequest request;
     request.set_epoch(prefill_->epoch().ToBytes());
@@ -278,7 +275,6 @@ class DecodeServerTest : public ::testing::Test {
   std::shared_ptr<kv_transfer::LoopbackNetwork> network_;
   FakeEngine* engine_ = nullptr;
   int32_t num_blocks_ = 0;
-  std::string epoch_;
   AbortRecorder recorder_;
   std::unique_ptr<service::GrpcServer> recorder_server_;
   std::unique_ptr<FakePrefill> prefill_;
