@@ -46,6 +46,8 @@ function(ferry_test_settings name)
     # UCX's memory hooks call a sanitizer's interceptors in exiting threads, where its state is gone.
     set(sanitizer_env "UCX_MEM_EVENTS=no" "UCX_MEM_MMAP_HOOK_MODE=none" "UBSAN_OPTIONS=print_stacktrace=1"
       "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/lsan.supp:print_suppressions=0")
+    # Also from a process that the test started and killed: its exit code does not tell.
+    set_tests_properties(${name} PROPERTIES FAIL_REGULAR_EXPRESSION "Sanitizer: |: runtime error: ")
   endif()
   if(FERRY_SANITIZE STREQUAL "thread")
     # Only what links gRPC runs with suppressions (tests/tsan.supp says why).
@@ -53,8 +55,6 @@ function(ferry_test_settings name)
       list(APPEND sanitizer_env
         "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp ignore_noninstrumented_modules=1")
     endif()
-    # Also from a process that the test started and killed: its exit code does not tell.
-    set_tests_properties(${name} PROPERTIES FAIL_REGULAR_EXPRESSION "WARNING: ThreadSanitizer")
   endif()
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" ENVIRONMENT
     "FERRY_GOLDEN_DIR=${CMAKE_BINARY_DIR}/golden;FERRY_BIN_DIR=${CMAKE_BINARY_DIR}/bin;${sanitizer_env};${ARG_ENV}")

@@ -141,7 +141,9 @@ FerrySystem::~FerrySystem() {
   };
   const auto reap = [&](ChildProcess& process, const std::string& name) {
     // Of a killed process the log alone tells what a sanitizer has found.
-    EXPECT_EQ(process.log().find("Sanitizer: "), std::string::npos) << name;
+    for (const char* report : {"Sanitizer: ", ": runtime error: "}) {
+      EXPECT_EQ(process.log().find(report), std::string::npos) << name << "\n" << process.log();
+    }
     if (expected_dead(process)) return;
     const std::optional<int> code = process.Wait(absl::Seconds(60));
     EXPECT_TRUE(code.has_value()) << name << " did not stop\n" << process.log();
