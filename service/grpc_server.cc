@@ -1,11 +1,13 @@
 #include "service/grpc_server.h"
 
 #include <fstream>
+#include <future>
 #include <mutex>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/impl/server_builder_option.h"
@@ -78,6 +80,27 @@ void EnablePluginsOnce() {
   std::call_once(once, [] {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  });
+}
+
+// Servers and channels share gRPC's threads for callbacks, and whoever lets go of the last of them
+// stops those threads and waits for them.  In a callback that is such a thread itself, and
+// gRPC 1.51 aborts.  So that callbacks may let go of anything, one channel that has used the
+// threads stays for the life of the process.  It connects to nothing: its calls fail at once.
+void KeepCallbackThreads() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    static const auto* const channel =
+        new std::shared_ptr<grpc::Channel>(grpc::CreateChannel("", nullptr));
+    grpc::GenericStub stub(*channel);
+    grpc::ClientContext context;
+    const grpc::Slice none("");
+    const grpc::ByteBuffer request(&none, 1);
+    grpc::ByteBuffer response;
+    std::promise<void> ended;
+    stub.UnaryCall(&context, "/none", grpc::StubOptions(), &request, &response,
+                   [&ended](const grpc::Status&) { ended.set_value(); });
+    ended.get_future().wait();
   });
 }
 
@@ -170,6 +193,7 @@ void GrpcServer::Shutdown(absl::Duration grace) {
 }
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const TlsOptions& tls) {
+  KeepCallbackThreads();
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
