@@ -32,13 +32,14 @@ class Benchmark {
     SpeedEstimate speed;
     const int64_t room = std::min<int64_t>(engine_.network().max_model_len(),
                                            int64_t{pool_.num_available()} * block_size_);
-    // Two chunks and the decode steps must fit.
+    // Two chunks and the decode steps, alone and in a batch, must fit.
     const int32_t largest = std::min<int64_t>(
-        {kMaxChunkTokens, engine_.limits().max_tokens, (room - kDecodeSteps) / 2});
+        {kMaxChunkTokens, engine_.limits().max_tokens, (room - 2 * kDecodeSteps) / 2});
     if (largest < 1) return speed;  // a cache too small to measure is too small to serve from
 
     const int32_t warm_tokens = std::min(kWarmUpTokens, largest);
     RETURN_IF_ERROR(Chunk(NewSequence(warm_tokens), warm_tokens).status());
+    ReleaseAll();  // one block must do
     ASSIGN_OR_RETURN(const double warm_s, Chunk(NewSequence(warm_tokens), warm_tokens));
     const double affordable = kChunkBudgetSeconds / std::max(warm_s, 1e-9) * warm_tokens;
     const int32_t tokens =
