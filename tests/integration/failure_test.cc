@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <future>
 
+#include "absl/strings/numbers.h"
 #include "ferry/v1/inference.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
@@ -17,6 +18,16 @@ namespace integration {
 namespace {
 
 std::string LongModel() { return std::getenv("FERRY_LONG_MODEL"); }
+
+// A prompt that takes long enough to interfere with; sanitized builds ask for a shorter one by
+// FERRY_LONG_PROMPT_TOKENS.
+int32_t LongPromptTokens() {
+  int32_t tokens = 4000;
+  if (const char* text = std::getenv("FERRY_LONG_PROMPT_TOKENS")) {
+    EXPECT_TRUE(absl::SimpleAtoi(text, &tokens)) << text;
+  }
+  return tokens;
+}
 
 class FailureTest : public testing::Test {
  protected:
@@ -56,10 +67,11 @@ TEST_F(FailureTest, APrefillWorkerKilledInMidPromptLosesNothing) {
   SystemOptions options = Options();
   options.num_prefill = 2;
   const auto system = FerrySystem::Start(options);
-  const Ask ask = {Prompt(6000, 1), 8, 0};
+  const Ask ask = {Prompt(LongPromptTokens(), 1), 8, 0};
   auto answer = CompleteAsync(*system, ask);
   WorkerProcess* busy = FindBusy({&system->prefill(0), &system->prefill(1)}, [](const auto& load) {
-    return load.waiting_tokens() > 0 && load.waiting_tokens() < 5900;
+    return load.waiting_tokens() > 0 &&
+           load.waiting_tokens() < static_cast<uint64_t>(LongPromptTokens() - 100);
   });
   ASSERT_NE(busy, nullptr);
   system->ExpectDead(busy->process);
@@ -76,7 +88,7 @@ TEST_F(FailureTest, ADecodeWorkerKilledBeforeTheFirstTokenLosesNothing) {
   SystemOptions options = Options();
   options.num_decode = 2;
   const auto system = FerrySystem::Start(options);
-  const Ask ask = {Prompt(6000, 2), 8, 5};
+  const Ask ask = {Prompt(LongPromptTokens(), 2), 8, 5};
   auto answer = CompleteAsync(*system, ask);
   WorkerProcess* busy = FindBusy({&system->decode(0), &system->decode(1)},
                                  [](const auto& load) { return load.kv_blocks().reserved() > 0; });
@@ -93,7 +105,7 @@ TEST_F(FailureTest, ADecodeWorkerKilledBeforeTheFirstTokenLosesNothing) {
 
 TEST_F(FailureTest, WithoutAnotherWorkerTheRequestEndsWithAnError) {
   const auto system = FerrySystem::Start(Options());
-  auto answer = CompleteAsync(*system, {Prompt(6000, 3), 8, 0});
+  auto answer = CompleteAsync(*system, {Prompt(LongPromptTokens(), 3), 8, 0});
   ASSERT_TRUE(FerrySystem::WaitForLoad(
       system->prefill(0), [](const auto& load) { return load.running_requests() > 0; },
       absl::Seconds(20)));
@@ -111,7 +123,7 @@ TEST_F(FailureTest, ACancelledRequestFreesItsBlocksOnBothSides) {
   // In mid-prefill.
   {
     grpc::ClientContext context;
-    auto stream = stub->Generate(&context, ToRequest({Prompt(6000, 4), 8, 0}));
+    auto stream = stub->Generate(&context, ToRequest({Prompt(LongPromptTokens(), 4), 8, 0}));
     ASSERT_TRUE(FerrySystem::WaitForLoad(
         system->decode(0), [](const auto& load) { return load.kv_blocks().reserved() > 0; },
         absl::Seconds(20)));
@@ -130,7 +142,7 @@ TEST_F(FailureTest, ACancelledRequestFreesItsBlocksOnBothSides) {
   EXPECT_EQ(system->WaitUntilIdle(absl::Seconds(20)), "");
   // By its deadline.
   const auto hurried = system->NewClient(absl::Milliseconds(300));
-  EXPECT_EQ(hurried->Complete(ToRequest({Prompt(7000, 6), 500, 0})).status().code(),
+  EXPECT_EQ(hurried->Complete(ToRequest({Prompt(LongPromptTokens(), 6), 500, 0})).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(system->WaitUntilIdle(absl::Seconds(20)), "");
   const Ask after = {Prompt(300, 7), 8, 0};
