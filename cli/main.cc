@@ -16,7 +16,7 @@
 #include "cli/tokenize_command.h"
 #include "grpc/support/log.h"
 #include "service/process.h"
-#include "service/usage_error.h"
+#include "service/command_line.h"
 
 namespace {
 

@@ -7,6 +7,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "service/command_line.h"
 #include "service/process.h"
 #include "status/status_macros.h"
 
@@ -71,15 +72,10 @@ void AddLocalSystemFlags(CLI::App& command, LocalSystemOptions* options) {
                      "A flag for decode workers; repeatable");
   command.add_option("--router_flag", options->router_flags, "A flag for the router; repeatable");
   add("--bin_dir", options->bin_dir, "Holds ferry-router, ferry-prefill and ferry-decode");
-  const auto seconds = [&command](const char* flag, absl::Duration& field, const char* help) {
-    command
-        .add_option_function<double>(
-            flag, [&field](const double& value) { field = absl::Seconds(value); }, help)
-        ->default_str(absl::StrCat(absl::ToDoubleSeconds(field)));
-  };
-  seconds("--ready_timeout_s", options->ready_timeout, "Until the system must be ready");
-  seconds("--stop_limit_s", options->stop_limit,
-          "What each process has for its end; then it is killed");
+  service::AddSecondsFlag(command, "--ready_timeout_s", &options->ready_timeout,
+                          "Until the system must be ready");
+  service::AddSecondsFlag(command, "--stop_limit_s", &options->stop_limit,
+                          "What each process has for its end; then it is killed");
 }
 
 void AddServeCommand(CLI::App& app, absl::Status* result) {

@@ -19,12 +19,12 @@ int32_t Admission::Growth(const Branch& branch) const {
   const int32_t target = std::min(now + limits_.growth_tokens, end);
   // An idle branch is a newcomer, is receiving, or waits for its trunk: its blocks are counted
   // elsewhere.
-  int32_t held = branch.state == BranchState::kIdle ? BlocksFor(now, limits_.block_size)
+  int32_t held = branch.state == BranchState::kIdle ? engine::BlocksFor(now, limits_.block_size)
                                                     : static_cast<int32_t>(seq.blocks.size());
   // A shared partial block is copied before it is written.
   const bool unborn_fork = branch.index > 0 && seq.blocks.empty();
   if (branch.tail_sharers != nullptr || (unborn_fork && now % limits_.block_size != 0)) --held;
-  return std::max(0, BlocksFor(target, limits_.block_size) - held);
+  return std::max(0, engine::BlocksFor(target, limits_.block_size) - held);
 }
 
 std::optional<std::vector<engine::BlockId>> Admission::TryAdmit(Branch& branch) {
@@ -48,7 +48,7 @@ std::optional<std::vector<engine::BlockId>> Admission::TryAdmit(Branch& branch) 
   const auto reusable =
       absl::MakeConstSpan(seq.hashes).first(static_cast<size_t>((num_tokens - 1) / block_size));
 
-  const int32_t num_blocks = BlocksFor(num_tokens, block_size);
+  const int32_t num_blocks = engine::BlocksFor(num_tokens, block_size);
   int32_t room = 0;  // kept for others and for the newcomer's own growth
   if (!seated_.empty()) {
     for (const Branch* other : seated_) room += Growth(*other);

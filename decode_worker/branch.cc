@@ -24,7 +24,7 @@ std::vector<Branch*> ForkBranches(Branch& trunk, int32_t block_size, engine::Blo
   if (forks.empty()) return forks;
   const engine::Sequence& from = trunk.seq;
   const int32_t num_tokens = static_cast<int32_t>(from.tokens.size());
-  FERRY_CHECK(static_cast<int32_t>(from.blocks.size()) == BlocksFor(num_tokens, block_size))
+  FERRY_CHECK(static_cast<int32_t>(from.blocks.size()) == engine::BlocksFor(num_tokens, block_size))
       << "tokens=" << num_tokens << " blocks=" << from.blocks.size();
   if (num_tokens % block_size != 0) {
     trunk.tail_sharers = std::make_shared<int32_t>(static_cast<int32_t>(forks.size()) + 1);

@@ -45,10 +45,6 @@ inline bool IsOlder(const Branch& a, const Branch& b) {
   return a.serial != b.serial ? a.serial < b.serial : a.index < b.index;
 }
 
-inline int32_t BlocksFor(int64_t num_tokens, int32_t block_size) {
-  return static_cast<int32_t>((num_tokens + block_size - 1) / block_size);
-}
-
 // Tokens of the timeline, the one that a launched step is sampling included.
 inline int32_t NumTokens(const engine::Sequence& seq) {
   return static_cast<int32_t>(seq.tokens.size()) + (seq.pending_sample >= 0 ? 1 : 0);

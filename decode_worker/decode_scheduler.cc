@@ -283,11 +283,12 @@ void DecodeScheduler::EndOverdue(Clock::time_point now) {
     if (request->phase != Phase::kReserving || request->reserve_until > now) continue;
     const auto done = std::exchange(request->reserve_done, nullptr);
     ReturnToWaitReserve(*request);
-    done(absl::ResourceExhaustedError(absl::StrCat(
-        "no room for ",
-        BlocksFor(static_cast<int64_t>(request->spec.tokens.size()), runtime_->block_size()),
-        " blocks in time: ", runtime_->pool->num_available(), " available, ",
-        admission_.num_seated(), " sequences running or expected")));
+    done(absl::ResourceExhaustedError(
+        absl::StrCat("no room for ",
+                     engine::BlocksFor(static_cast<int64_t>(request->spec.tokens.size()),
+                                       runtime_->block_size()),
+                     " blocks in time: ", runtime_->pool->num_available(), " available, ",
+                     admission_.num_seated(), " sequences running or expected")));
   }
 }
 

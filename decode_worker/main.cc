@@ -30,7 +30,7 @@
 #include "decode_worker/options.h"
 #include "prometheus/registry.h"
 #include "service/process.h"
-#include "service/usage_error.h"
+#include "service/command_line.h"
 #include "spdlog/spdlog.h"
 #include "status/status_macros.h"
 #include "worker/worker_flags.h"

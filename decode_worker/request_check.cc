@@ -43,7 +43,7 @@ absl::Status CheckSize(const ferry::v1::RequestSpec& spec, const DecodeLimits& l
                    " are more than the context of ", limits.request.max_model_len, " tokens");
   }
   // The last token is never written.  Branches can run one after another, so one must fit.
-  const int32_t blocks = BlocksFor(prompt + max_tokens - 1, limits.request.block_size);
+  const int32_t blocks = engine::BlocksFor(prompt + max_tokens - 1, limits.request.block_size);
   if (blocks > limits.request.usable_blocks) {
     return Invalid("prompt of ", prompt, " tokens and max_tokens ", max_tokens, " need ", blocks,
                    " cache blocks, this worker has ", limits.request.usable_blocks);

@@ -24,6 +24,11 @@ namespace engine {
 
 using BlockId = int32_t;  // [1, num_blocks); 0 is reserved
 
+// Blocks that hold `num_tokens` tokens, the last one perhaps in part.
+inline int32_t BlocksFor(int64_t num_tokens, int32_t block_size) {
+  return static_cast<int32_t>((num_tokens + block_size - 1) / block_size);
+}
+
 // What changed in the index, for WatchKvEvents.  In order.
 struct BlockEvent {
   bool stored = false;  // else removed

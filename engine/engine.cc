@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/block_pool.h"
 #include "engine/executor.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "model/config.h"
@@ -63,8 +64,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
         absl::StrCat("block_size must be a positive multiple of 64, is ", options.block_size));
   }
   model::StepLimits limits = options.limits;
-  limits.max_blocks_per_seq =
-      (network_options.max_model_len + options.block_size - 1) / options.block_size;
+  limits.max_blocks_per_seq = BlocksFor(network_options.max_model_len, options.block_size);
   limits.max_history_tokens = std::max(limits.max_history_tokens, network_options.max_model_len);
   limits.max_tokens = std::max(limits.max_tokens, limits.max_seqs);
   limits.max_absorbed_tokens =

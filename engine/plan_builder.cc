@@ -7,13 +7,6 @@
 #include "status/status_macros.h"
 
 namespace engine {
-namespace {
-
-int32_t BlocksFor(int32_t num_tokens, int32_t block_size) {
-  return (num_tokens + block_size - 1) / block_size;
-}
-
-}  // namespace
 
 absl::Status GrowBlocks(Sequence& seq, int32_t num_tokens, int32_t block_size, BlockPool& pool) {
   const int32_t missing =

@@ -27,7 +27,7 @@
 #include "service/grpc_server.h"
 #include "service/listen_address.h"
 #include "service/process.h"
-#include "service/usage_error.h"
+#include "service/command_line.h"
 #include "spdlog/spdlog.h"
 #include "status/status_macros.h"
 #include "worker/kv_event_log.h"

@@ -31,9 +31,9 @@
 #include "router/model_assets.h"
 #include "router/options.h"
 #include "router/router.h"
+#include "service/command_line.h"
 #include "service/grpc_server.h"
 #include "service/process.h"
-#include "service/usage_error.h"
 #include "status/status_macros.h"
 
 namespace {
@@ -41,13 +41,6 @@ namespace {
 constexpr char kProcessName[] = "ferry-router";
 constexpr absl::Duration kShutdownGrace = absl::Seconds(1);
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(50);  // for a second signal
-
-void AddSecondsFlag(CLI::App& app, const std::string& flag, absl::Duration* duration,
-                    const std::string& help) {
-  app.add_option_function<double>(
-         flag, [duration](const double& seconds) { *duration = absl::Seconds(seconds); }, help)
-      ->default_str(absl::StrCat(absl::ToDoubleSeconds(*duration)));
-}
 
 void AddFlags(CLI::App& app, router::RouterOptions* options) {
   const auto add = [&app](const char* flag, auto& field, const char* help) {
@@ -73,14 +66,14 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
   add("--tls_ca", options->tls.ca_file, "PEM authority; clients must then have its certificates");
   add("--log_level", options->log.level, "trace, debug, info, warn or error");
   app.add_flag("--log_json", options->log.json, "one JSON object a log line");
-  AddSecondsFlag(app, "--default_deadline_s", &options->default_deadline,
-                 "deadline of a request that states none");
-  AddSecondsFlag(app, "--stream_idle_s", &options->stream_idle,
-                 "a decode worker that sends no token for so long is given up");
-  AddSecondsFlag(app, "--heartbeat_s", &options->heartbeat,
-                 "period of worker reports; 3 missed: suspect, 5 missed: dead");
-  AddSecondsFlag(app, "--drain_limit_s", &options->drain_limit,
-                 "how long running requests may go on after SIGTERM");
+  service::AddSecondsFlag(app, "--default_deadline_s", &options->default_deadline,
+                          "deadline of a request that states none");
+  service::AddSecondsFlag(app, "--stream_idle_s", &options->stream_idle,
+                          "a decode worker that sends no token for so long is given up");
+  service::AddSecondsFlag(app, "--heartbeat_s", &options->heartbeat,
+                          "period of worker reports; 3 missed: suspect, 5 missed: dead");
+  service::AddSecondsFlag(app, "--drain_limit_s", &options->drain_limit,
+                          "how long running requests may go on after SIGTERM");
 }
 
 // False: requests still run, at the limit or at a second signal.

@@ -75,7 +75,7 @@ absl::Status CheckRequestSpec(const ferry::v1::RequestSpec& spec, const RequestL
     return Invalid(absl::StrCat("prompt of ", num_tokens, " tokens leaves no room in a context of ",
                                 limits.max_model_len));
   }
-  const int64_t blocks = (num_tokens + limits.block_size - 1) / limits.block_size;
+  const int64_t blocks = engine::BlocksFor(num_tokens, limits.block_size);
   if (blocks > limits.usable_blocks) {
     return Invalid(absl::StrCat("prompt of ", num_tokens, " tokens needs ", blocks,
                                 " cache blocks, this worker has ", limits.usable_blocks));

@@ -1,17 +1,10 @@
 #include "worker/worker_flags.h"
 
 #include "CLI/CLI.hpp"
-#include "absl/strings/str_cat.h"
+#include "service/command_line.h"
 #include "service/process.h"
 
 namespace worker {
-
-void AddSecondsFlag(CLI::App& app, const std::string& flag, absl::Duration* duration,
-                    const std::string& help) {
-  app.add_option_function<double>(
-         flag, [duration](const double& seconds) { *duration = absl::Seconds(seconds); }, help)
-      ->default_str(absl::StrCat(absl::ToDoubleSeconds(*duration)));
-}
 
 void AddWorkerFlags(CLI::App& app, WorkerOptions* options) {
   app.set_version_flag("--version", std::string(service::kVersion));
@@ -50,17 +43,20 @@ void AddWorkerFlags(CLI::App& app, WorkerOptions* options) {
   add("--log_level", options->log.level, "trace, debug, info, warn or error");
   app.add_flag("--log_json", options->log.json, "one JSON object a log line");
 
-  AddSecondsFlag(app, "--handshake_timeout_s", &options->handshake_timeout,
-                 "first contact of two workers");
-  AddSecondsFlag(app, "--reserve_wait_s", &options->reserve_wait,
-                 "how long a prefill worker waits for room at the decode worker");
-  AddSecondsFlag(app, "--chunk_stall_s", &options->chunk_stall,
-                 "a transfer without progress for so long has failed");
-  AddSecondsFlag(app, "--transfer_total_s", &options->transfer_total, "a whole transfer, at most");
-  AddSecondsFlag(app, "--kv_lease_s", &options->kv_lease, "held blocks live for so long unrenewed");
-  AddSecondsFlag(app, "--quarantine_max_s", &options->quarantine_max,
-                 "wait for a writer to stop before its link is destroyed");
-  AddSecondsFlag(app, "--drain_limit_s", &options->drain_limit, "wait for running work at the end");
+  service::AddSecondsFlag(app, "--handshake_timeout_s", &options->handshake_timeout,
+                          "first contact of two workers");
+  service::AddSecondsFlag(app, "--reserve_wait_s", &options->reserve_wait,
+                          "how long a prefill worker waits for room at the decode worker");
+  service::AddSecondsFlag(app, "--chunk_stall_s", &options->chunk_stall,
+                          "a transfer without progress for so long has failed");
+  service::AddSecondsFlag(app, "--transfer_total_s", &options->transfer_total,
+                          "a whole transfer, at most");
+  service::AddSecondsFlag(app, "--kv_lease_s", &options->kv_lease,
+                          "held blocks live for so long unrenewed");
+  service::AddSecondsFlag(app, "--quarantine_max_s", &options->quarantine_max,
+                          "wait for a writer to stop before its link is destroyed");
+  service::AddSecondsFlag(app, "--drain_limit_s", &options->drain_limit,
+                          "wait for running work at the end");
 }
 
 }  // namespace worker

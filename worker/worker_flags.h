@@ -4,9 +4,6 @@
 #ifndef WORKER_WORKER_FLAGS_H_
 #define WORKER_WORKER_FLAGS_H_
 
-#include <string>
-
-#include "absl/time/time.h"
 #include "worker/worker_options.h"
 
 namespace CLI {
@@ -17,10 +14,6 @@ namespace worker {
 
 // `options` must outlive the parsing; its present values are the defaults shown by --help.
 void AddWorkerFlags(CLI::App& app, WorkerOptions* options);
-
-// A flag in seconds (fractions allowed) for a duration.
-void AddSecondsFlag(CLI::App& app, const std::string& flag, absl::Duration* duration,
-                    const std::string& help);
 
 }  // namespace worker
 

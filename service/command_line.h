@@ -1,0 +1,32 @@
+// What every Ferry program's command line has alike.  Included where flags are declared only: main
+// files, worker/worker_flags.cc and the `ferry` command; CLI11 is costly to compile.
+
+#ifndef SERVICE_COMMAND_LINE_H_
+#define SERVICE_COMMAND_LINE_H_
+
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+
+namespace service {
+
+// How a program says that its command line is wrong: one line, because supervisors show the last
+// one.   app.failure_message(service::UsageError);
+inline std::string UsageError(const CLI::App* app, const CLI::Error& error) {
+  return app->get_name() + ": " + error.what() + "; --help lists the flags\n";
+}
+
+// A flag in seconds (fractions allowed), with the present value as its default.  `duration` must
+// outlive the parse.
+inline void AddSecondsFlag(CLI::App& app, const std::string& flag, absl::Duration* duration,
+                           const std::string& help) {
+  app.add_option_function<double>(
+         flag, [duration](const double& seconds) { *duration = absl::Seconds(seconds); }, help)
+      ->default_str(absl::StrCat(absl::ToDoubleSeconds(*duration)));
+}
+
+}  // namespace service
+
+#endif  // SERVICE_COMMAND_LINE_H_
