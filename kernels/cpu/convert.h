@@ -49,10 +49,11 @@ inline float FloatFromE4m3(uint8_t bits) {
   return (bits & 0x80) != 0 ? -magnitude : magnitude;
 }
 
-// 2^(bits - 127); 255 is NaN.
+// 2^(bits - 127), which is a float's exponent; 0 is the one subnormal of them; 255 is NaN.
 inline float FloatFromE8m0(uint8_t bits) {
-  if (bits == 0xff) return std::numeric_limits<float>::quiet_NaN();
-  return std::ldexp(1.0f, static_cast<int>(bits) - 127);
+  const uint32_t exponent = static_cast<uint32_t>(bits) << 23;
+  const uint32_t special = bits == 0 ? 0x00400000u : bits == 0xff ? 0x7fc00000u : 0;
+  return std::bit_cast<float>(exponent | special);
 }
 
 }  // namespace kernels::cpu

@@ -2,11 +2,11 @@
 //
 // Weights lie in panels of 32 output columns.  A panel is cut along the inner dimension into chunks
 // (packed_matrix.h); within a chunk
-//   bf16, e4m3:   [ceil(count / 2)][32 columns][2 inner]   two steps lie together, so that one load
-//   and
-//                                                          a shift or a mask give both
-//   f16, float32: [count][32 columns]
-// An odd last step is padded with zero weights; its activation is never read.
+//   bf16, e4m3, e2m1: [ceil(count / 2)][32 columns][2 inner]   two steps lie together, so that one
+//                                                              load and a shift or a mask give both
+//   f16, float32:     [count][32 columns]
+// e2m1: the two steps share a byte, the first in its low four bits, as in a checkpoint.  An odd
+// last step is padded with zero weights; its activation is never read.
 //
 // Every function adds in the same order: for each output, one accumulator, inner index ascending.
 // With scales the accumulator starts at 0 and c += accumulator * scale; without, it starts at c. So
@@ -27,15 +27,20 @@ inline constexpr int32_t kMaxDirectRows = 2;  // rows of one MultiplyRows
 // e4m3 bits shifted into float16's place mean value * 2^-8: the exponent biases are 7 and 15.
 inline constexpr float kE4m3Unit = 0x1p-8f;
 
-enum class StoredFormat : uint8_t { kFloat32, kFloat16, kBfloat16, kE4m3 };
-inline constexpr int32_t kNumStoredFormats = 4;
+enum class StoredFormat : uint8_t { kFloat32, kFloat16, kBfloat16, kE4m3, kE2m1 };
+inline constexpr int32_t kNumStoredFormats = 5;
 
-// Bytes of one element, and inner steps that lie together.
-constexpr int64_t StoredBytes(StoredFormat format) {
-  return format == StoredFormat::kFloat32 ? 4 : format == StoredFormat::kE4m3 ? 1 : 2;
-}
+// Inner steps that lie together.
 constexpr int64_t InnerStep(StoredFormat format) {
-  return format == StoredFormat::kBfloat16 || format == StoredFormat::kE4m3 ? 2 : 1;
+  return format == StoredFormat::kFloat32 || format == StoredFormat::kFloat16 ? 1 : 2;
+}
+// Bytes of `steps` inner steps of a panel, a multiple of InnerStep(format).
+constexpr int64_t StoredBytes(StoredFormat format, int64_t steps) {
+  const int64_t bits = format == StoredFormat::kFloat32 ? 32
+                       : format == StoredFormat::kE4m3  ? 8
+                       : format == StoredFormat::kE2m1  ? 4
+                                                        : 16;
+  return steps * kPanelColumns * bits / 8;
 }
 
 // c[r][0:32] += sum_k rows[r][k_begin + k] * weights[k][0:32], straight from the stored weights.

@@ -81,6 +81,32 @@ struct E4m3Format {
   }
 };
 
+// Four bits pick the upper byte of a float16; the lower byte of these values is always 0.
+struct E2m1Format {
+  static constexpr int kSteps = 2, kBytes = 32;
+  template <int kStep>
+  static Step Load(const char* weights) {
+    const __m256i table = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0x00, 0x38, 0x3c, 0x3e, 0x40, 0x42, 0x44, 0x46, static_cast<char>(0x80),
+                      static_cast<char>(0xb8), static_cast<char>(0xbc), static_cast<char>(0xbe),
+                      static_cast<char>(0xc0), static_cast<char>(0xc2), static_cast<char>(0xc4),
+                      static_cast<char>(0xc6)));
+    __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights));
+    if (kStep == 1) pairs = _mm256_srli_epi16(pairs, 4);
+    const __m256i upper =
+        _mm256_shuffle_epi8(table, _mm256_and_si256(pairs, _mm256_set1_epi8(0xf)));
+    const __m128i columns[2] = {_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1)};
+    Step step;
+#pragma GCC unroll 8
+    for (int i = 0; i < 2; ++i) {
+      const __m256i halves = _mm256_slli_epi16(_mm256_cvtepu8_epi16(columns[i]), 8);
+      step.v[2 * i] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+      step.v[2 * i + 1] = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+    }
+    return step;
+  }
+};
+
 // kVectors * 8 sums of kRows rows, from column `c` points at.
 template <int kRows, int kVectors>
 struct Sums {
@@ -269,9 +295,10 @@ void SwiGlu(const float* gate, const float* up, int64_t n, float limit, float* o
 constexpr MatrixKernels kAvx2 = {
     .name = "avx2",
     .multiply_rows = {MultiplyRows<Float32Format>, MultiplyRows<Float16Format>,
-                      MultiplyRows<Bfloat16Format>, MultiplyRows<E4m3Format>},
+                      MultiplyRows<Bfloat16Format>, MultiplyRows<E4m3Format>,
+                      MultiplyRows<E2m1Format>},
     .expand = {Expand<Float32Format>, Expand<Float16Format>, Expand<Bfloat16Format>,
-               Expand<E4m3Format>},
+               Expand<E4m3Format>, Expand<E2m1Format>},
     .multiply_tile = MultiplyTile,
     .swiglu = SwiGlu,
     .keeps_e4m3_nan = false,

@@ -21,6 +21,10 @@ float ScaledE4m3(uint8_t bits) {
   return kTable[bits];
 }
 
+// e2m1: sign, two bits of exponent, one of mantissa.
+constexpr float kE2m1Values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                   -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+
 float ToFloat(float value) { return value; }
 struct Float16Bits {
   uint16_t bits;
@@ -29,6 +33,9 @@ struct Bfloat16Bits {
   uint16_t bits;
 };
 struct E4m3Bits {
+  uint8_t bits;
+};
+struct E2m1Pair {  // two inner steps
   uint8_t bits;
 };
 float ToFloat(Float16Bits value) { return FloatFromFloat16(value.bits); }
@@ -40,6 +47,14 @@ template <typename Element, int64_t kStep>
 void ExpandStep(const Element* weights, int64_t k, float* expanded) {
   const Element* step = weights + k / kStep * kStep * kPanelColumns + k % kStep;
   for (int32_t j = 0; j < kPanelColumns; ++j) expanded[j] = ToFloat(step[j * kStep]);
+}
+
+template <>
+void ExpandStep<E2m1Pair, 2>(const E2m1Pair* weights, int64_t k, float* expanded) {
+  const E2m1Pair* pairs = weights + k / 2 * kPanelColumns;
+  for (int32_t j = 0; j < kPanelColumns; ++j) {
+    expanded[j] = kE2m1Values[pairs[j].bits >> 4 * (k % 2) & 0xf];
+  }
 }
 
 template <typename Element, int64_t kStep>
@@ -104,9 +119,10 @@ void SwiGlu(const float* gate, const float* up, int64_t n, float limit, float* o
 constexpr MatrixKernels kGeneric = {
     .name = "generic",
     .multiply_rows = {MultiplyRows<float, 1>, MultiplyRows<Float16Bits, 1>,
-                      MultiplyRows<Bfloat16Bits, 2>, MultiplyRows<E4m3Bits, 2>},
+                      MultiplyRows<Bfloat16Bits, 2>, MultiplyRows<E4m3Bits, 2>,
+                      MultiplyRows<E2m1Pair, 2>},
     .expand = {Expand<float, 1>, Expand<Float16Bits, 1>, Expand<Bfloat16Bits, 2>,
-               Expand<E4m3Bits, 2>},
+               Expand<E4m3Bits, 2>, Expand<E2m1Pair, 2>},
     .multiply_tile = MultiplyTile,
     .swiglu = SwiGlu,
     .keeps_e4m3_nan = true,

@@ -34,6 +34,8 @@ absl::StatusOr<StoredFormat> FormatOf(DType dtype) {
       return StoredFormat::kBfloat16;
     case DType::kFloat8E4m3:
       return StoredFormat::kE4m3;
+    case DType::kFloat4E2m1:
+      return StoredFormat::kE2m1;
     default:
       return absl::InvalidArgumentError(
           absl::StrCat("no cpu kernel for weights of dtype ", std::string(DTypeName(dtype))));
@@ -52,11 +54,14 @@ std::byte* AllocateWeights(int64_t size_bytes) {
   return static_cast<std::byte*>(memory);
 }
 
+int64_t ScaleIndex(const WeightTensor& tensor, int64_t row, int64_t col) {
+  return row / tensor.scale_block_rows * CeilDiv(tensor.cols, tensor.scale_block_cols) +
+         col / tensor.scale_block_cols;
+}
+
 float ScaleAt(const WeightTensor& tensor, int64_t row, int64_t col) {
   if (tensor.scales == nullptr) return 1.0f;
-  const int64_t index =
-      row / tensor.scale_block_rows * CeilDiv(tensor.cols, tensor.scale_block_cols) +
-      col / tensor.scale_block_cols;
+  const int64_t index = ScaleIndex(tensor, row, col);
   if (tensor.scale_dtype == DType::kFloat8E8m0) {
     return FloatFromE8m0(static_cast<const uint8_t*>(tensor.scales)[index]);
   }
@@ -121,6 +126,13 @@ absl::Status CheckWeightTensor(const WeightTensor& tensor) {
         absl::StrCat("weight tensor of shape [", tensor.rows, ", ", tensor.cols, "]",
                      tensor.data == nullptr ? " without data" : " is empty"));
   }
+  // Two e2m1 columns share a byte and cannot be parted.
+  if (tensor.dtype == DType::kFloat4E2m1 &&
+      (tensor.cols % 2 != 0 || (tensor.scales != nullptr && tensor.scale_block_cols % 2 != 0))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("float4_e2m1 weight tensor of ", tensor.cols, " columns with scales over ",
+                     tensor.scale_block_cols, " of them: both must be even"));
+  }
   if (tensor.scales == nullptr) return absl::OkStatus();
   if (tensor.scale_dtype != DType::kFloat32 && tensor.scale_dtype != DType::kFloat8E8m0) {
     return absl::InvalidArgumentError(absl::StrCat("no cpu kernel for scales of dtype ",
@@ -142,6 +154,9 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Pack(ThreadPool& pool, const MatrixSo
   FERRY_CHECK(source.row_begin >= 0 && source.row_count > 0 &&
               source.row_begin + source.row_count <= tensor.rows)
       << "rows " << source.row_begin << " + " << source.row_count << " of " << tensor.rows;
+  if (source.transpose && tensor.dtype == DType::kFloat4E2m1) {
+    return absl::InvalidArgumentError("no cpu kernel for transposed weights of dtype float4_e2m1");
+  }
   PackedMatrix matrix;
   matrix.n_ = source.n();
   matrix.k_ = source.k();
@@ -162,35 +177,27 @@ absl::StatusOr<PackedMatrix> PackedMatrix::Pack(ThreadPool& pool, const MatrixSo
         count = std::min(count, block - at % block);
       }
     }
-    matrix.chunks_.push_back(
-        {k, count, padded_steps * kPanelColumns * StoredBytes(matrix.format_)});
+    matrix.chunks_.push_back({k, count, StoredBytes(matrix.format_, padded_steps)});
     padded_steps += CeilDiv(count, step) * step;
     k += count;
   }
-  matrix.panel_bytes_ = padded_steps * kPanelColumns * StoredBytes(matrix.format_);
+  matrix.panel_bytes_ = StoredBytes(matrix.format_, padded_steps);
   matrix.data_.reset(AllocateWeights(matrix.num_panels() * matrix.panel_bytes_));
   if (scaled) {
-    matrix.scales_.resize(static_cast<size_t>(matrix.num_panels()) * matrix.chunks_.size() *
-                          kPanelColumns);
+    const size_t num_scales = matrix.scale_index(matrix.num_panels(), 0);
+    if (matrix.format_ == StoredFormat::kE2m1 && tensor.scale_dtype == DType::kFloat8E8m0) {
+      matrix.e8m0_scales_.resize(num_scales);
+    } else {
+      matrix.scales_.resize(num_scales);
+    }
   }
   std::atomic<bool> any_nan{false}, scale_overflows{false};
   pool.ParallelFor(matrix.num_panels(), [&](int64_t panel) {
     bool has_nan = false;
     matrix.PackPanel(source, panel, &has_nan);
     if (has_nan) any_nan.store(true, std::memory_order_relaxed);
-    for (size_t c = 0; scaled && c < matrix.chunks_.size(); ++c) {
-      float* scales = const_cast<float*>(matrix.scales(panel, c));
-      for (int32_t j = 0; j < kPanelColumns; ++j) {
-        if (j >= matrix.panel_columns(panel)) {
-          scales[j] = 0;
-          continue;
-        }
-        const int64_t column = panel * kPanelColumns + j, k = matrix.chunks_[c].k_begin;
-        const float scale = source.transpose ? ScaleAt(tensor, source.row_begin + k, column)
-                                             : ScaleAt(tensor, source.row_begin + column, k);
-        scales[j] = matrix.format_ == StoredFormat::kE4m3 ? scale / kE4m3Unit : scale;
-        if (std::isinf(scales[j])) scale_overflows.store(true, std::memory_order_relaxed);
-      }
+    if (scaled && !matrix.PackScales(source, panel)) {
+      scale_overflows.store(true, std::memory_order_relaxed);
     }
   });
   if (scale_overflows.load()) {
@@ -220,6 +227,14 @@ void PackedMatrix::PackPanel(const MatrixSource& source, int64_t panel, bool* ha
       case StoredFormat::kE4m3:
         PackChunk(source, column_begin, columns, chunk, reinterpret_cast<Word<uint8_t, 2>*>(at));
         break;
+      case StoredFormat::kE2m1: {
+        // A byte of the source is a word of the panel: bytes are packed as if they were elements.
+        MatrixSource bytes = source;
+        bytes.tensor.cols /= 2;
+        PackChunk(bytes, column_begin, columns, {chunk.k_begin / 2, CeilDiv(chunk.count, 2), 0},
+                  reinterpret_cast<Word<uint8_t, 1>*>(at));
+        break;
+      }
     }
   }
   if (format_ == StoredFormat::kE4m3) {
@@ -234,27 +249,59 @@ void PackedMatrix::PackPanel(const MatrixSource& source, int64_t panel, bool* ha
   }
 }
 
+bool PackedMatrix::PackScales(const MatrixSource& source, int64_t panel) {
+  const WeightTensor& tensor = source.tensor;
+  bool finite = true;
+  for (size_t c = 0; c < chunks_.size(); ++c) {
+    const size_t at = scale_index(panel, c);
+    const int64_t k = chunks_[c].k_begin;
+    for (int32_t j = 0; j < panel_columns(panel); ++j) {  // the others stay 0: zero weights anyway
+      const int64_t column = panel * kPanelColumns + j;
+      const int64_t row = source.row_begin + (source.transpose ? k : column);
+      const int64_t col = source.transpose ? column : k;
+      if (!e8m0_scales_.empty()) {
+        e8m0_scales_[at + j] =
+            static_cast<const uint8_t*>(tensor.scales)[ScaleIndex(tensor, row, col)];
+        continue;
+      }
+      const float scale = ScaleAt(tensor, row, col);
+      scales_[at + j] = format_ == StoredFormat::kE4m3 ? scale / kE4m3Unit : scale;
+      finite = finite && !std::isinf(scales_[at + j]);
+    }
+  }
+  return finite;
+}
+
+const float* PackedMatrix::scales(int64_t panel, size_t chunk, float* expanded) const {
+  if (!scales_.empty()) return &scales_[scale_index(panel, chunk)];
+  if (e8m0_scales_.empty()) return nullptr;
+  const uint8_t* stored = &e8m0_scales_[scale_index(panel, chunk)];
+  for (int32_t j = 0; j < kPanelColumns; ++j) expanded[j] = FloatFromE8m0(stored[j]);
+  return expanded;
+}
+
 void PackedMatrix::MultiplyPanel(int64_t panel, const float* const* rows, int32_t num_rows,
                                  float* c) const {
   std::fill_n(c, int64_t{num_rows} * kPanelColumns, 0.0f);
   const std::byte* weights = data_.get() + panel * panel_bytes_;
   const size_t format = static_cast<size_t>(format_);
   alignas(64) float expanded[kExpandSteps * kPanelColumns];
+  alignas(64) float expanded_scales[kPanelColumns];
   for (size_t i = 0; i < chunks_.size(); ++i) {
     const Chunk& chunk = chunks_[i];
     const std::byte* chunk_weights = weights + chunk.offset_bytes;
+    const float* chunk_scales = scales(panel, i, expanded_scales);
     if (num_rows <= kMaxDirectRows) {
       kernels_->multiply_rows[format](rows, num_rows, chunk.k_begin, chunk.count, chunk_weights,
-                                      scales(panel, i), c);
+                                      chunk_scales, c);
       continue;
     }
     for (int64_t k = 0; k < chunk.count; k += kExpandSteps) {
       const int64_t count = std::min(kExpandSteps, chunk.count - k);
-      kernels_->expand[format](chunk_weights + k * kPanelColumns * StoredBytes(format_), count,
-                               expanded);
+      kernels_->expand[format](chunk_weights + StoredBytes(format_, k), count, expanded);
       for (int32_t r = 0; r < num_rows; r += kTileRows) {
         kernels_->multiply_tile(rows + r, std::min(kTileRows, num_rows - r), chunk.k_begin + k,
-                                count, expanded, scales(panel, i), c + r * kPanelColumns);
+                                count, expanded, chunk_scales, c + r * kPanelColumns);
       }
     }
   }

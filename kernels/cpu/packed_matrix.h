@@ -2,7 +2,8 @@
 // a checkpoint tensor in its stored format, with its block scales spread over the panel's columns.
 //
 // Scaled matrices are cut along k at every border of a scale block and at most every 128; unscaled
-// ones are one chunk.  Immutable once packed.
+// ones are one chunk.  e8m0 scales of e2m1 matrices stay bytes (as floats they would be a quarter
+// of the weights).  Immutable once packed.
 
 #ifndef KERNELS_CPU_PACKED_MATRIX_H_
 #define KERNELS_CPU_PACKED_MATRIX_H_
@@ -68,11 +69,13 @@ class PackedMatrix final {
   };
 
   void PackPanel(const MatrixSource& source, int64_t panel, bool* has_nan);
-  const float* scales(int64_t panel, size_t chunk) const {
-    return scales_.empty()
-               ? nullptr
-               : &scales_[(static_cast<size_t>(panel) * chunks_.size() + chunk) * kPanelColumns];
+  // False if a scale leaves float's range.
+  bool PackScales(const MatrixSource& source, int64_t panel);
+  size_t scale_index(int64_t panel, size_t chunk) const {
+    return (static_cast<size_t>(panel) * chunks_.size() + chunk) * kPanelColumns;
   }
+  // The 32 scales of a chunk, null if unscaled; `expanded` is where bytes become floats.
+  const float* scales(int64_t panel, size_t chunk, float* expanded /* [32] */) const;
 
   int64_t n_ = 0;
   int64_t k_ = 0;
@@ -81,7 +84,9 @@ class PackedMatrix final {
   std::vector<Chunk> chunks_;
   int64_t panel_bytes_ = 0;
   std::unique_ptr<std::byte, FreeDeleter> data_;  // [num_panels][panel_bytes]
-  std::vector<float> scales_;                     // [num_panels][num_chunks][32]; empty: unscaled
+  // Of these one is in use: [num_panels][num_chunks][32]; both empty: unscaled.
+  std::vector<float> scales_;
+  std::vector<uint8_t> e8m0_scales_;
 };
 
 }  // namespace kernels::cpu

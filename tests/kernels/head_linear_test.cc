@@ -32,11 +32,12 @@ std::vector<Case> AllCases() {
     // any scale block.
     const HeadSlice w_uk = {3, 32, 0, 20, true}, w_uv = {3, 32, 20, 12, false};
     const HeadSlice odd = {5, 45, 3, 41, true}, odd_rows = {5, 45, 4, 37, false};
-    cases.push_back({kind, w_uk, 64});
     cases.push_back({kind, w_uv, 64});
+    cases.push_back({kind, odd_rows, kind.Columns(67)});
+    cases.push_back({kind, {1, 1, 0, 1, false}, kind.Columns(1)});
+    if (kind.dtype == DType::kFloat4E2m1) continue;  // is not transposed
+    cases.push_back({kind, w_uk, 64});
     cases.push_back({kind, odd, 67});
-    cases.push_back({kind, odd_rows, 67});
-    cases.push_back({kind, {1, 1, 0, 1, false}, 1});
   }
   return cases;
 }
@@ -173,6 +174,10 @@ TEST(HeadLinearErrorTest, NamesWhatDoesNotFit) {
     EXPECT_THAT(std::string(packed.status().message()),
                 HasSubstr("does not fit a tensor of 12 rows"));
   }
+  const TestWeight pairs = MakeWeight({"", DType::kFloat4E2m1}, 12, 8, 1);
+  EXPECT_THAT(
+      std::string(PackHeadLinear(pool, pairs.tensor, {3, 4, 0, 4, true}).status().message()),
+      HasSubstr("transposed weights of dtype float4_e2m1"));
   const auto packed = PackHeadLinear(pool, weight.tensor, {3, 4, 0, 4, false});
   ASSERT_TRUE(packed.ok());
   std::vector<float> data(100);

@@ -94,30 +94,31 @@ TEST_P(LinearTest, EqualsTheDoubleProduct) {
                             {100, 129, 13},
                             {31, 515, 40},
                             {576, 96, 7}}) {
-    const TestWeight weight = MakeWeight(kind(), shape.n, shape.k, 1);
-    const std::vector<float> input = RandomFloats(shape.rows * shape.k, 2);
+    const int64_t k = kind().Columns(shape.k);
+    const TestWeight weight = MakeWeight(kind(), shape.n, k, 1);
+    const std::vector<float> input = RandomFloats(shape.rows * k, 2);
     const Reference expected =
         Multiply(weight, std::vector<double>(input.begin(), input.end()), shape.rows);
-    EXPECT_TRUE(
-        numerics::AllClose(RunPlain(pool_, *Pack(weight), input.data(), shape.k, shape.rows),
-                           expected.values, {.abs = expected.bound}))
-        << shape.n << " x " << shape.k << ", " << shape.rows << " rows";
+    EXPECT_TRUE(numerics::AllClose(RunPlain(pool_, *Pack(weight), input.data(), k, shape.rows),
+                                   expected.values, {.abs = expected.bound}))
+        << shape.n << " x " << k << ", " << shape.rows << " rows";
   }
 }
 
 TEST_P(LinearTest, ARowHasTheSameBitsInEveryBatch) {
-  constexpr int64_t kN = 70, kK = 333;
+  constexpr int64_t kN = 70;
   constexpr int32_t kMaxRows = 40;
-  const auto packed = Pack(MakeWeight(kind(), kN, kK, 3));
-  const std::vector<float> input = RandomFloats(kMaxRows * kK, 4);
+  const int64_t k = kind().Columns(333);
+  const auto packed = Pack(MakeWeight(kind(), kN, k, 3));
+  const std::vector<float> input = RandomFloats(kMaxRows * k, 4);
   std::vector<float> alone;
   for (int32_t r = 0; r < kMaxRows; ++r) {
-    const std::vector<float> row = RunPlain(pool_, *packed, input.data() + r * kK, kK, 1);
+    const std::vector<float> row = RunPlain(pool_, *packed, input.data() + r * k, k, 1);
     alone.insert(alone.end(), row.begin(), row.end());
   }
   for (int32_t rows = 1; rows <= kMaxRows; ++rows) {
     ASSERT_TRUE(
-        numerics::BitEqual(RunPlain(pool_, *packed, input.data(), kK, rows),
+        numerics::BitEqual(RunPlain(pool_, *packed, input.data(), k, rows),
                            absl::MakeConstSpan(alone).subspan(0, static_cast<size_t>(rows * kN))))
         << rows << " rows";
   }
@@ -125,17 +126,18 @@ TEST_P(LinearTest, ARowHasTheSameBitsInEveryBatch) {
 
 // Rows pass the block of 512 and its pieces; the threads differ; the bits do not.
 TEST_P(LinearTest, ManyRowsHaveTheSameBitsOnAnyNumberOfThreads) {
-  constexpr int64_t kN = 40, kK = 65;
+  constexpr int64_t kN = 40;
   constexpr int32_t kRows = 1100;
-  const auto packed = Pack(MakeWeight(kind(), kN, kK, 5));
-  const std::vector<float> input = RandomFloats(kRows * kK, 6);
+  const int64_t k = kind().Columns(65);
+  const auto packed = Pack(MakeWeight(kind(), kN, k, 5));
+  const std::vector<float> input = RandomFloats(kRows * k, 6);
   ThreadPool one(1);
-  const std::vector<float> all = RunPlain(pool_, *packed, input.data(), kK, kRows);
-  EXPECT_TRUE(numerics::BitEqual(all, RunPlain(one, *packed, input.data(), kK, kRows)));
+  const std::vector<float> all = RunPlain(pool_, *packed, input.data(), k, kRows);
+  EXPECT_TRUE(numerics::BitEqual(all, RunPlain(one, *packed, input.data(), k, kRows)));
   for (const int32_t r : {0, 47, 48, 511, 512, 1023, 1099}) {
     EXPECT_TRUE(
         numerics::BitEqual(absl::MakeConstSpan(all).subspan(static_cast<size_t>(r * kN), kN),
-                           RunPlain(one, *packed, input.data() + r * kK, kK, 1)))
+                           RunPlain(one, *packed, input.data() + r * k, k, 1)))
         << "row " << r;
   }
 }
@@ -143,14 +145,15 @@ TEST_P(LinearTest, ManyRowsHaveTheSameBitsOnAnyNumberOfThreads) {
 // Between and after the rows lie NaN in the input (must not be read: it would spread) and a marker
 // in the output (must not be written).
 TEST_P(LinearTest, PaddingIsNeitherReadNorWritten) {
-  constexpr int64_t kN = 45, kK = 37, kInStride = 41, kOutStride = 50;
+  constexpr int64_t kN = 45, kInStride = 41, kOutStride = 50;
   constexpr float kMarker = 1234.5f;
-  const auto packed = Pack(MakeWeight(kind(), kN, kK, 7));
+  const int64_t k = kind().Columns(37);
+  const auto packed = Pack(MakeWeight(kind(), kN, k, 7));
   for (const int32_t rows : {1, 2, 5, 8}) {
     std::vector<float> input(static_cast<size_t>((rows + 2) * kInStride), kNan);
-    const std::vector<float> values = RandomFloats(rows * kK, 8);
+    const std::vector<float> values = RandomFloats(rows * k, 8);
     for (int32_t r = 0; r < rows; ++r) {
-      std::copy_n(values.begin() + r * kK, kK, input.begin() + r * kInStride);
+      std::copy_n(values.begin() + r * k, k, input.begin() + r * kInStride);
     }
     std::vector<float> out(static_cast<size_t>((rows + 2) * kOutStride), kMarker);
     const OutputSegment segment = {out.data(), kOutStride, kN};
@@ -159,7 +162,7 @@ TEST_P(LinearTest, PaddingIsNeitherReadNorWritten) {
                                .input = {.data = input.data(), .row_stride = kInStride},
                                .outputs = {&segment, 1}})
                     .ok());
-    const std::vector<float> expected = RunPlain(pool_, *packed, values.data(), kK, rows);
+    const std::vector<float> expected = RunPlain(pool_, *packed, values.data(), k, rows);
     for (size_t i = 0; i < out.size(); ++i) {
       const size_t r = i / kOutStride, c = i % kOutStride;
       const bool inside = r < static_cast<size_t>(rows) && c < kN;
@@ -204,6 +207,53 @@ TEST_P(LinearKernelsTest, EveryE4m3ByteIsExact) {
           EXPECT_TRUE(numerics::AllClose(
               absl::MakeConstSpan(out).subspan(static_cast<size_t>(r) * 256, 256),
               absl::MakeConstSpan(expected), {}));
+        }
+      }
+    }
+  }
+}
+
+// 256 outputs, one for each pair of e2m1 values, and every e8m0 scale that a float holds.
+TEST_P(LinearKernelsTest, EveryE2m1PairAndE8m0ScaleIsExact) {
+  std::vector<uint8_t> bytes(256), scales(256);
+  for (int i = 0; i < 256; ++i) bytes[i] = scales[i] = static_cast<uint8_t>(i);
+  const TestWeight values = [&] {
+    TestWeight weight;
+    weight.bytes = bytes;
+    return weight;
+  }();
+  for (const bool scaled : {false, true}) {
+    for (const int step : {0, 1}) {
+      std::vector<double> expected;
+      for (int i = 0; i < 256; ++i) {
+        const double value =
+            DecodeElement(DType::kFloat4E2m1, values.bytes.data(), int64_t{2} * i + step);
+        const double scale = i == 255 ? kNan : std::ldexp(1.0, i - 127);
+        expected.push_back(scaled ? value * scale : value);
+        // 6 * 2^127 is beyond float's largest number.
+        if (std::abs(expected.back()) > std::numeric_limits<float>::max()) {
+          expected.back() = std::copysign(std::numeric_limits<double>::infinity(), expected.back());
+        }
+      }
+      WeightTensor tensor = {
+          .data = bytes.data(), .dtype = DType::kFloat4E2m1, .rows = 256, .cols = 2};
+      if (scaled) {
+        tensor.scales = scales.data();
+        tensor.scale_dtype = DType::kFloat8E8m0;
+        tensor.scale_block_rows = 1;
+        tensor.scale_block_cols = 32;
+      }
+      const auto packed = PackLinear(pool_, {tensor}, *GetParam());
+      ASSERT_TRUE(packed.ok()) << packed.status();
+      for (const int32_t rows : {1, 7}) {
+        std::vector<float> input(2 * static_cast<size_t>(rows), 0.0f);
+        for (int32_t r = 0; r < rows; ++r) input[static_cast<size_t>(2 * r + step)] = 1;
+        const std::vector<float> out = RunPlain(pool_, **packed, input.data(), 2, rows);
+        for (int32_t r = 0; r < rows; ++r) {
+          EXPECT_TRUE(numerics::AllClose(
+              absl::MakeConstSpan(out).subspan(static_cast<size_t>(r) * 256, 256),
+              absl::MakeConstSpan(expected), {}))
+              << "scaled " << scaled << " step " << step;
         }
       }
     }
@@ -452,8 +502,16 @@ class LinearErrorTest : public ::testing::Test {
 TEST_F(LinearErrorTest, PackingNamesWhatItCannotTake) {
   EXPECT_THAT(Message(PackLinear(pool_, {}).status()), HasSubstr("no weight tensor"));
   WeightTensor tensor = weight_.tensor;
+  tensor.dtype = DType::kInt32;
+  EXPECT_THAT(Message(PackLinear(pool_, {tensor}).status()), HasSubstr("dtype int32"));
   tensor.dtype = DType::kFloat4E2m1;
-  EXPECT_THAT(Message(PackLinear(pool_, {tensor}).status()), HasSubstr("dtype float4"));
+  tensor.cols = 7;
+  EXPECT_THAT(Message(PackLinear(pool_, {tensor}).status()),
+              HasSubstr("float4_e2m1 weight tensor of 7 columns"));
+  tensor.cols = 8;
+  tensor.scales = input_.data();
+  tensor.scale_block_cols = 5;
+  EXPECT_THAT(Message(PackLinear(pool_, {tensor}).status()), HasSubstr("scales over 5 of them"));
   tensor = weight_.tensor;
   tensor.cols = 7;
   EXPECT_THAT(Message(PackLinear(pool_, {weight_.tensor, tensor}).status()),

@@ -22,6 +22,11 @@ struct WeightKind {
   int64_t scale_block_rows = 0;  // 0: unscaled
   int64_t scale_block_cols = 0;
   DType scale_dtype = DType::kFloat32;
+
+  // `cols`, or one more where the format has no odd number of columns.
+  int64_t Columns(int64_t cols) const {
+    return dtype == DType::kFloat4E2m1 ? (cols + 1) / 2 * 2 : cols;
+  }
 };
 
 inline std::vector<WeightKind> AllWeightKinds() {
@@ -34,7 +39,10 @@ inline std::vector<WeightKind> AllWeightKinds() {
           {"e4m3_odd_blocks", DType::kFloat8E4m3, 7, 13},
           {"e4m3_256x512", DType::kFloat8E4m3, 256, 512},
           {"e4m3_e8m0", DType::kFloat8E4m3, 32, 32, DType::kFloat8E8m0},
-          {"bfloat16_scaled", DType::kBfloat16, 64, 32}};
+          {"bfloat16_scaled", DType::kBfloat16, 64, 32},
+          {"e2m1", DType::kFloat4E2m1},
+          {"e2m1_1x32_e8m0", DType::kFloat4E2m1, 1, 32, DType::kFloat8E8m0},
+          {"e2m1_float32_scales", DType::kFloat4E2m1, 3, 10}};
 }
 
 // Value of `bits` with the given field widths; `fn`: no infinities, all-ones is NaN (e4m3fn).
@@ -72,6 +80,12 @@ inline double DecodeElement(DType dtype, const uint8_t* bytes, int64_t i) {
       return DecodeBits(half, 8, 7, false);
     case DType::kFloat8E4m3:
       return DecodeBits(bytes[i], 4, 3, true);
+    case DType::kFloat4E2m1: {
+      // models.md 2.5: the even column in the low four bits.
+      constexpr double kValues[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+      const int bits = i % 2 == 0 ? bytes[i / 2] & 0xf : bytes[i / 2] >> 4;
+      return bits < 8 ? kValues[bits] : -kValues[bits - 8];
+    }
     default:
       return std::numeric_limits<double>::quiet_NaN();
   }
@@ -108,6 +122,8 @@ inline TestWeight MakeWeight(const WeightKind& kind, int64_t rows, int64_t cols,
     } else if (kind.dtype == DType::kFloat8E4m3) {
       // Any exponent from subnormal to 2^0.
       weight.bytes.push_back(static_cast<uint8_t>(sign << 7 | random() % 0x40));
+    } else if (kind.dtype == DType::kFloat4E2m1) {
+      if (i % 2 == 0) weight.bytes.push_back(static_cast<uint8_t>(random()));
     } else {
       const int mantissa_bits = kind.dtype == DType::kFloat16 ? 10 : 7;
       const uint32_t bias = kind.dtype == DType::kFloat16 ? 15 : 127;
