@@ -100,6 +100,7 @@ struct EmbedParams {
   WeightTensor table;                        // [vocab, hidden_size] bf16, f16 or float32, unscaled
   float* output = nullptr;                   // [num_rows, hidden_size]
   int64_t output_row_stride = 0;
+  int32_t* resolved_ids = nullptr;           // [num_rows], the ids that were looked up; may be null
 };
 
 }  // namespace kernels

@@ -3,8 +3,9 @@
 //   a      = rmsnorm(x; norm_weight, eps)
 //   scores = W_gate a                                     float32, fixed reduction order
 //   ids, w = select(scores)                               models.md 5.1-5.3; ties go to the lower id
-//   out    = x + sum_i w_i expert_{ids_i}(a) + shared(a)
-//   expert(a) = W_down( silu(min(W_gate' a, c)) * clamp(W_up a, -c, c) )
+//            or expert_table[token id], weighed by the scores   V4's hash layers, models.md 7.8
+//   out    = x + sum_i w_i expert_{ids_i}(a) + shared(a)        without x if !residual
+//   expert(a) = W_down( silu(min(W_gate' a, c)) * clamp(W_up a, -c, c) ), c = swiglu_limit
 //
 // A row's result does not depend, bit for bit, on the other rows: contributions are added in ascending
 // expert id, the shared expert last.
@@ -37,6 +38,7 @@ enum class GateMethod : uint8_t {
   kGreedy,              // softmax, top-k, weights not renormalised unless norm_topk_prob
   kGroupLimitedGreedy,  // softmax; a group's score is its best expert
   kNoAuxTc,             // sigmoid; bias for selection only; a group's score is the sum of its best two
+  kSqrtSoftplus,        // sqrt(ln(1 + e^x)); bias for selection only; no groups
 };
 
 struct GateConfig {
@@ -57,8 +59,15 @@ struct MoeParams {
   float norm_eps = 1e-6f;
   GateConfig gate;
   const PackedLinear* gate_weight = nullptr;      // [num_experts, hidden]
-  const float* gate_bias = nullptr;      // [num_experts]; kNoAuxTc only; may be null: zero
+  const float* gate_bias = nullptr;      // [num_experts]; kNoAuxTc, kSqrtSoftplus; may be null: zero
+  // [vocab_size, top_k], different expert ids a row; null: the scores choose.  A token id outside it takes the experts
+  // of token 0 (its embedding is zero as well).
+  const int32_t* expert_table = nullptr;
+  int32_t vocab_size = 0;
+  const int32_t* token_ids = nullptr;    // [num_rows]; used with expert_table
   const PackedExperts* experts = nullptr;
+  float swiglu_limit = 0;                // 0: no clamp
+  bool residual = true;
   float* output = nullptr;               // [num_rows, hidden]; may be input
   int64_t output_row_stride = 0;
   int32_t* topk_ids = nullptr;           // [num_rows, top_k], ascending id; may be null

@@ -28,6 +28,7 @@ absl::Status Embed(ThreadPool& pool, const EmbedParams& params) {
   pool.ParallelFor(params.num_rows, [&](int64_t r) {
     const int32_t source = params.token_source != nullptr ? params.token_source[r] : -1;
     const int64_t id = source >= 0 ? params.previous_sampled[source] : params.token_ids[r];
+    if (params.resolved_ids != nullptr) params.resolved_ids[r] = static_cast<int32_t>(id);
     float* out = params.output + r * params.output_row_stride;
     if (id < 0 || id >= table.rows) {
       std::fill_n(out, table.cols, 0.0f);

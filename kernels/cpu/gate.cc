@@ -21,6 +21,39 @@ void Softmax(const float* logits, int32_t n, float* probabilities) {
   for (int32_t i = 0; i < n; ++i) probabilities[i] /= sum;
 }
 
+// What becomes the weight of each expert.
+void ScoreExperts(const GateConfig& gate, const float* logits, float* scores) {
+  switch (gate.method) {
+    case GateMethod::kGreedy:
+    case GateMethod::kGroupLimitedGreedy:
+      return Softmax(logits, gate.num_experts, scores);
+    case GateMethod::kNoAuxTc:
+      for (int32_t e = 0; e < gate.num_experts; ++e) {
+        scores[e] = 1.0f / (1.0f + std::exp(-logits[e]));
+      }
+      return;
+    case GateMethod::kSqrtSoftplus:
+      for (int32_t e = 0; e < gate.num_experts; ++e) {
+        // Beyond 20 the difference to the logit itself is below float's last place.
+        scores[e] = std::sqrt(logits[e] > 20 ? logits[e] : std::log1p(std::exp(logits[e])));
+      }
+      return;
+  }
+}
+
+void ScaleWeights(const GateConfig& gate, float* weights) {
+  float sum = 0;
+  for (int32_t i = 0; i < gate.top_k; ++i) sum += weights[i];
+  for (int32_t i = 0; i < gate.top_k; ++i) {
+    if (gate.norm_topk_prob) weights[i] /= sum + 1e-20f;
+    weights[i] *= gate.routed_scaling_factor;
+  }
+}
+
+bool HasGroups(const GateConfig& gate) {
+  return gate.method == GateMethod::kGroupLimitedGreedy || gate.method == GateMethod::kNoAuxTc;
+}
+
 // Marks the `count` largest values; ties go to the lower index.  Always marks `count`, NaN or not.
 void MarkLargest(const float* values, int32_t n, int32_t count, bool* marked) {
   std::fill_n(marked, n, false);
@@ -49,16 +82,15 @@ float GroupScore(const GateConfig& gate, const float* choice, int32_t group_size
 }  // namespace
 
 absl::Status CheckGate(const GateConfig& gate) {
-  const bool groups = gate.method != GateMethod::kGreedy;
   if (gate.num_experts < 1 || gate.num_experts > kMaxExperts || gate.top_k < 1 ||
       gate.top_k > gate.num_experts) {
     return absl::InvalidArgumentError(absl::StrCat("gate takes ", gate.top_k, " of ",
                                                    gate.num_experts, " experts (at most ",
                                                    kMaxExperts, ")"));
   }
-  if (groups && (gate.num_groups < 1 || gate.num_experts % gate.num_groups != 0 ||
-                 gate.top_k_groups < 1 || gate.top_k_groups > gate.num_groups ||
-                 gate.top_k > gate.num_experts / gate.num_groups * gate.top_k_groups)) {
+  if (HasGroups(gate) && (gate.num_groups < 1 || gate.num_experts % gate.num_groups != 0 ||
+                          gate.top_k_groups < 1 || gate.top_k_groups > gate.num_groups ||
+                          gate.top_k > gate.num_experts / gate.num_groups * gate.top_k_groups)) {
     return absl::InvalidArgumentError(absl::StrCat("gate takes ", gate.top_k, " experts from ",
                                                    gate.top_k_groups, " of ", gate.num_groups,
                                                    " groups of ", gate.num_experts, " experts"));
@@ -69,19 +101,14 @@ absl::Status CheckGate(const GateConfig& gate) {
 void SelectExperts(const GateConfig& gate, const float* logits, const float* bias, int32_t* ids,
                    float* weights) {
   const int32_t num_experts = gate.num_experts;
-  float scores[kMaxExperts] = {};  // what becomes the weight
+  float scores[kMaxExperts] = {};
   float choice[kMaxExperts] = {};  // what is compared
-  if (gate.method == GateMethod::kNoAuxTc) {
-    for (int32_t e = 0; e < num_experts; ++e) {
-      scores[e] = 1.0f / (1.0f + std::exp(-logits[e]));
-      choice[e] = bias != nullptr ? scores[e] + bias[e] : scores[e];
-    }
-  } else {
-    Softmax(logits, num_experts, scores);
-    std::copy_n(scores, num_experts, choice);
-  }
+  ScoreExperts(gate, logits, scores);
+  const bool biased = bias != nullptr && (gate.method == GateMethod::kNoAuxTc ||
+                                          gate.method == GateMethod::kSqrtSoftplus);
+  for (int32_t e = 0; e < num_experts; ++e) choice[e] = biased ? scores[e] + bias[e] : scores[e];
   bool marked[kMaxExperts];
-  if (gate.method != GateMethod::kGreedy && gate.top_k_groups < gate.num_groups) {
+  if (HasGroups(gate) && gate.top_k_groups < gate.num_groups) {
     const int32_t group_size = num_experts / gate.num_groups;
     float group_scores[kMaxExperts];
     for (int32_t g = 0; g < gate.num_groups; ++g) {
@@ -93,18 +120,23 @@ void SelectExperts(const GateConfig& gate, const float* logits, const float* bia
     }
   }
   MarkLargest(choice, num_experts, gate.top_k, marked);
-  float sum = 0;
   int32_t taken = 0;
   for (int32_t e = 0; e < num_experts; ++e) {
     if (!marked[e]) continue;
     ids[taken] = e;
     weights[taken++] = scores[e];
-    sum += scores[e];
   }
-  for (int32_t i = 0; i < gate.top_k; ++i) {
-    if (gate.norm_topk_prob) weights[i] /= sum + 1e-20f;
-    weights[i] *= gate.routed_scaling_factor;
-  }
+  ScaleWeights(gate, weights);
+}
+
+void WeighExperts(const GateConfig& gate, const float* logits, const int32_t* chosen, int32_t* ids,
+                  float* weights) {
+  float scores[kMaxExperts] = {};
+  ScoreExperts(gate, logits, scores);
+  std::copy_n(chosen, gate.top_k, ids);
+  std::sort(ids, ids + gate.top_k);
+  for (int32_t i = 0; i < gate.top_k; ++i) weights[i] = scores[ids[i]];
+  ScaleWeights(gate, weights);
 }
 
 }  // namespace kernels::cpu

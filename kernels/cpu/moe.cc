@@ -65,6 +65,11 @@ absl::Status CheckParams(const MoeParams& params, const CpuPackedExperts& expert
         params.gate_weight->out_features(), ", ", params.gate_weight->in_features(), "] for ",
         experts.routed.size(), " packed experts of hidden size ", experts.hidden()));
   }
+  if (params.expert_table != nullptr && (params.token_ids == nullptr || params.vocab_size <= 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("an expert table of ", params.vocab_size, " tokens ",
+                     params.token_ids == nullptr ? "without token ids" : "is empty"));
+  }
   if (params.num_rows > 1 &&
       (params.input_row_stride < experts.hidden() || params.output_row_stride < experts.hidden())) {
     return absl::InvalidArgumentError(absl::StrCat("row strides ", params.input_row_stride,
@@ -139,14 +144,14 @@ int32_t SortSlots(const GateConfig& gate, int32_t num_rows, const BlockScratch& 
   return num_active;
 }
 
-// activated[i][panel's columns] = silu(gate rows[i]) * (up rows[i]).
+// activated[i][panel's columns] = silu(gate rows[i]) * (up rows[i]), clamped (moe.h).
 void ActivatePanel(const Expert& expert, int64_t panel, const float* const* rows, int32_t num_rows,
-                   float* activated /* [num_rows, intermediate] */) {
+                   float swiglu_limit, float* activated /* [num_rows, intermediate] */) {
   alignas(64) float gate[kRowBlock * kPanelColumns];
   alignas(64) float up[kRowBlock * kPanelColumns];
   expert.gate.MultiplyPanel(panel, rows, num_rows, gate);
   expert.up.MultiplyPanel(panel, rows, num_rows, up);
-  expert.gate.kernels().swiglu(gate, up, int64_t{num_rows} * kPanelColumns, /*limit=*/0, gate);
+  expert.gate.kernels().swiglu(gate, up, int64_t{num_rows} * kPanelColumns, swiglu_limit, gate);
   for (int32_t i = 0; i < num_rows; ++i) {
     std::copy_n(gate + i * kPanelColumns, expert.gate.panel_columns(panel),
                 activated + i * expert.intermediate() + panel * kPanelColumns);
@@ -170,7 +175,7 @@ void AddDownPanel(const Expert& expert, int64_t panel, const float* activated, i
 
 // All routed and shared experts' hidden activations of the block.
 void ActivateExperts(ThreadPool& pool, const CpuPackedExperts& experts, int32_t num_rows,
-                     int32_t num_active, const BlockScratch& scratch) {
+                     int32_t num_active, float swiglu_limit, const BlockScratch& scratch) {
   const int64_t hidden = experts.hidden();
   const int64_t routed_panels = experts.routed[0].gate.num_panels();
   int64_t shared_panels = 0;
@@ -183,7 +188,7 @@ void ActivateExperts(ThreadPool& pool, const CpuPackedExperts& experts, int32_t 
       for (const Expert& expert : experts.shared) {
         if (task < expert.gate.num_panels()) {
           for (int32_t r = 0; r < num_rows; ++r) rows[r] = scratch.normed + r * hidden;
-          return ActivatePanel(expert, task, rows, num_rows, activated);
+          return ActivatePanel(expert, task, rows, num_rows, swiglu_limit, activated);
         }
         task -= expert.gate.num_panels();
         activated += num_rows * expert.intermediate();
@@ -196,7 +201,7 @@ void ActivateExperts(ThreadPool& pool, const CpuPackedExperts& experts, int32_t 
     for (int32_t i = 0; i < count; ++i) {
       rows[i] = scratch.normed + scratch.slot_row[begin + i] * hidden;
     }
-    ActivatePanel(expert, task % routed_panels, rows, count,
+    ActivatePanel(expert, task % routed_panels, rows, count, swiglu_limit,
                   scratch.activated + begin * expert.intermediate());
   });
 }
@@ -226,7 +231,7 @@ void CombineExperts(ThreadPool& pool, const MoeParams& params, const CpuPackedEx
       float* out = params.output + (block + r) * params.output_row_stride;
       const float* sum = sums + r * kPanelColumns;
       for (int64_t j = 0, c = panel * kPanelColumns; j < shape.panel_columns(panel); ++j, ++c) {
-        out[c] = in[c] + sum[j];
+        out[c] = params.residual ? in[c] + sum[j] : sum[j];
       }
     }
   });
@@ -277,8 +282,16 @@ absl::Status Moe(ThreadPool& pool, const MoeParams& params) {
                                   .input = {.data = scratch.normed, .row_stride = hidden},
                                   .outputs = absl::MakeConstSpan(&logits, 1)}));
     pool.ParallelFor(num_rows, [&](int64_t r) {
-      SelectExperts(gate, scratch.logits + r * gate.num_experts, params.gate_bias,
-                    scratch.ids + r * gate.top_k, scratch.weights + r * gate.top_k);
+      const float* row_logits = scratch.logits + r * gate.num_experts;
+      int32_t* ids = scratch.ids + r * gate.top_k;
+      float* weights = scratch.weights + r * gate.top_k;
+      if (params.expert_table == nullptr) {
+        SelectExperts(gate, row_logits, params.gate_bias, ids, weights);
+        return;
+      }
+      const int32_t id = params.token_ids[block + r];
+      const int64_t token = id >= 0 && id < params.vocab_size ? id : 0;
+      WeighExperts(gate, row_logits, params.expert_table + token * gate.top_k, ids, weights);
     });
     const int64_t num_pairs = int64_t{num_rows} * gate.top_k;
     if (params.topk_ids != nullptr) {
@@ -288,7 +301,7 @@ absl::Status Moe(ThreadPool& pool, const MoeParams& params) {
       std::copy_n(scratch.weights, num_pairs, params.topk_weights + block * gate.top_k);
     }
     const int32_t num_active = SortSlots(gate, num_rows, scratch);
-    ActivateExperts(pool, experts, num_rows, num_active, scratch);
+    ActivateExperts(pool, experts, num_rows, num_active, params.swiglu_limit, scratch);
     CombineExperts(pool, params, experts, block, num_rows, num_active, scratch);
   }
   return absl::OkStatus();

@@ -22,14 +22,17 @@ TEST(EmbedTest, LooksUpHostIdsAndSampledIds) {
     const std::vector<int32_t> ids = {3, -1, 9, 10, 5}, source = {-1, -1, -1, -1, 1};
     const std::vector<int32_t> sampled = {0, 6};
     std::vector<float> out(6 * 8, 1234.5f);
+    std::vector<int32_t> resolved(6, 77);
     ASSERT_TRUE(Embed(pool, {.num_rows = 5,
                              .token_ids = ids.data(),
                              .token_source = source.data(),
                              .previous_sampled = sampled.data(),
                              .table = table.tensor,
                              .output = out.data(),
-                             .output_row_stride = 8})
+                             .output_row_stride = 8,
+                             .resolved_ids = resolved.data()})
                     .ok());
+    EXPECT_THAT(resolved, ::testing::ElementsAre(3, -1, 9, 10, 6, 77));
     // Row 4 takes what was sampled; ids outside the table give zeros; nothing else is written.
     const int64_t rows[] = {3, -1, 9, -1, 6};
     for (int64_t r = 0; r < 6; ++r) {

@@ -99,9 +99,53 @@ TEST(GateTest, AMaskedGroupIsNeverChosenOverNegativeScores) {
   EXPECT_THAT(selection.ids, ElementsAre(0, 1));
 }
 
+// models.md 7.8: weights are those of the scores alone, normalised, then scaled.
+TEST(GateTest, SqrtSoftplusIsBiasedForTheChoiceAndNormalised) {
+  const GateConfig gate = {.method = GateMethod::kSqrtSoftplus,
+                           .num_experts = 4,
+                           .top_k = 2,
+                           .norm_topk_prob = true,
+                           .routed_scaling_factor = 1.5f};
+  // ln(1 + e^x) of 4, 1, 0.25, 9: scores 2, 1, 0.5, 3.
+  const auto logit = [](double softplus) {
+    return static_cast<float>(std::log(std::exp(softplus) - 1));
+  };
+  const std::vector<float> logits = {logit(4), logit(1), logit(0.25), logit(9)};
+  Selection selection = Select(gate, logits);
+  EXPECT_THAT(selection.ids, ElementsAre(0, 3));
+  EXPECT_THAT(selection.weights, ElementsAre(FloatNear(0.6f, 1e-6f), FloatNear(0.9f, 1e-6f)));
+  selection = Select(gate, logits, {0, 0, 2, 0});
+  EXPECT_THAT(selection.ids, ElementsAre(2, 3));
+  EXPECT_THAT(selection.weights,
+              ElementsAre(FloatNear(1.5f * 0.5f / 3.5f, 1e-6f), FloatNear(1.5f * 3 / 3.5f, 1e-6f)));
+  // Far out: e^200 is no float, e^-200 is 0.
+  selection = Select(gate, {200, -200, -200, -200});
+  EXPECT_THAT(selection.ids, ElementsAre(0, 1));
+  EXPECT_THAT(selection.weights, ElementsAre(FloatNear(1.5f, 1e-6f), FloatNear(0, 1e-6f)));
+}
+
+TEST(GateTest, ChosenExpertsAreWeighedByTheirScores) {
+  const GateConfig gate = {.method = GateMethod::kSqrtSoftplus,
+                           .num_experts = 5,
+                           .top_k = 3,
+                           .norm_topk_prob = true,
+                           .routed_scaling_factor = 2};
+  const auto logit = [](double softplus) {
+    return static_cast<float>(std::log(std::exp(softplus) - 1));
+  };
+  const std::vector<float> logits = {logit(9), logit(1), logit(4), logit(9), logit(25)};
+  const int32_t chosen[] = {4, 1, 2};
+  std::vector<int32_t> ids(3);
+  std::vector<float> weights(3);
+  WeighExperts(gate, logits.data(), chosen, ids.data(), weights.data());
+  EXPECT_THAT(ids, ElementsAre(1, 2, 4));
+  EXPECT_THAT(weights, ElementsAre(FloatNear(0.25f, 1e-6f), FloatNear(0.5f, 1e-6f),
+                                   FloatNear(1.25f, 1e-6f)));
+}
+
 TEST(GateTest, NaNLogitsStillGiveDifferentValidExperts) {
-  for (const GateMethod method :
-       {GateMethod::kGreedy, GateMethod::kGroupLimitedGreedy, GateMethod::kNoAuxTc}) {
+  for (const GateMethod method : {GateMethod::kGreedy, GateMethod::kGroupLimitedGreedy,
+                                  GateMethod::kNoAuxTc, GateMethod::kSqrtSoftplus}) {
     const GateConfig gate = {
         .method = method, .num_experts = 8, .top_k = 3, .num_groups = 4, .top_k_groups = 2};
     const std::vector<int32_t> ids =
@@ -121,13 +165,15 @@ Selection SelectBySorting(const GateConfig& gate, const std::vector<float>& logi
   double sum = 0;
   for (int32_t e = 0; e < n; ++e) {
     const size_t i = static_cast<size_t>(e);
-    score[i] = gate.method == GateMethod::kNoAuxTc ? 1 / (1 + std::exp(-double{logits[i]}))
-                                                   : std::exp(double{logits[i]});
+    const double logit = logits[i];
+    score[i] = gate.method == GateMethod::kNoAuxTc        ? 1 / (1 + std::exp(-logit))
+               : gate.method == GateMethod::kSqrtSoftplus ? std::sqrt(std::log(1 + std::exp(logit)))
+                                                          : std::exp(logit);
     sum += score[i];
   }
   choice = score;
   for (size_t i = 0; i < score.size(); ++i) {
-    if (gate.method == GateMethod::kNoAuxTc) {
+    if (gate.method == GateMethod::kNoAuxTc || gate.method == GateMethod::kSqrtSoftplus) {
       choice[i] += bias[i];
     } else {
       choice[i] = score[i] /= sum;
@@ -135,7 +181,7 @@ Selection SelectBySorting(const GateConfig& gate, const std::vector<float>& logi
   }
   std::vector<int32_t> kept(static_cast<size_t>(n));
   std::iota(kept.begin(), kept.end(), 0);
-  if (gate.method != GateMethod::kGreedy) {
+  if (gate.method == GateMethod::kGroupLimitedGreedy || gate.method == GateMethod::kNoAuxTc) {
     const int32_t size = n / gate.num_groups;
     std::vector<std::pair<double, int32_t>> groups;
     for (int32_t g = 0; g < gate.num_groups; ++g) {
@@ -172,7 +218,7 @@ TEST(GateTest, EqualsASecondImplementationOverRandomConfigurations) {
   std::normal_distribution<float> normal;
   for (int round = 0; round < 3000; ++round) {
     GateConfig gate;
-    gate.method = static_cast<GateMethod>(random() % 3);
+    gate.method = static_cast<GateMethod>(random() % 4);
     gate.num_groups = static_cast<int32_t>(1 + random() % 8);
     const int32_t group_size = static_cast<int32_t>(1 + random() % 20);
     gate.num_experts = gate.num_groups * group_size;

@@ -66,12 +66,17 @@ struct Layer {
             .gate_weight = packed_gate.get(),
             .gate_bias = bias.data(),
             .experts = packed.get(),
+            .swiglu_limit = swiglu_limit,
+            .residual = residual,
             .output = output,
             .output_row_stride = hidden};
   }
 
   GateConfig gate;
   int64_t hidden;
+  float swiglu_limit = 0;
+  bool residual = true;
+  std::vector<int32_t> table;  // [tokens, top_k]; empty: none
   TestWeight gate_weight;
   std::vector<float> bias, norm;
   std::vector<ExpertWeights> routed, shared;
@@ -91,26 +96,38 @@ std::vector<double> MultiplyRow(const TestWeight& weight, const std::vector<doub
   return out;
 }
 
-std::vector<double> RunExpert(const ExpertWeights& expert, const std::vector<double>& row) {
+// limit 0: no clamp.
+std::vector<double> RunExpert(const ExpertWeights& expert, const std::vector<double>& row,
+                              double limit) {
   std::vector<double> gate = MultiplyRow(expert.gate, row);
-  const std::vector<double> up = MultiplyRow(expert.up, row);
-  for (size_t i = 0; i < gate.size(); ++i) gate[i] = Silu(gate[i]) * up[i];
+  std::vector<double> up = MultiplyRow(expert.up, row);
+  for (size_t i = 0; i < gate.size(); ++i) {
+    if (limit > 0) gate[i] = std::min(gate[i], limit), up[i] = std::clamp(up[i], -limit, limit);
+    gate[i] = Silu(gate[i]) * up[i];
+  }
   return MultiplyRow(expert.down, gate);
 }
 
 // The block in double.  Which experts: gate_test's business, so the selection's own code decides.
+// `token`: of a layer with a table.
 std::vector<double> Reference(const Layer& layer, const float* input, std::vector<int32_t>* ids,
-                              std::vector<float>* weights) {
+                              std::vector<float>* weights, int32_t token = 0) {
   const std::vector<double> x(input, input + layer.hidden);
   const std::vector<double> normed = RmsNormReference(x, layer.norm, 1e-6);
   const std::vector<double> scores = MultiplyRow(layer.gate_weight, normed);
   const std::vector<float> logits(scores.begin(), scores.end());
   ids->resize(static_cast<size_t>(layer.gate.top_k));
   weights->resize(static_cast<size_t>(layer.gate.top_k));
-  SelectExperts(layer.gate, logits.data(), layer.bias.data(), ids->data(), weights->data());
-  std::vector<double> out = x;
+  if (layer.table.empty()) {
+    SelectExperts(layer.gate, logits.data(), layer.bias.data(), ids->data(), weights->data());
+  } else {
+    WeighExperts(layer.gate, logits.data(),
+                 &layer.table[static_cast<size_t>(token * layer.gate.top_k)], ids->data(),
+                 weights->data());
+  }
+  std::vector<double> out = layer.residual ? x : std::vector<double>(x.size());
   const auto add = [&](const ExpertWeights& expert, double weight) {
-    const std::vector<double> y = RunExpert(expert, normed);
+    const std::vector<double> y = RunExpert(expert, normed, layer.swiglu_limit);
     for (size_t i = 0; i < out.size(); ++i) out[i] += weight * y[i];
   };
   for (size_t i = 0; i < ids->size(); ++i) {
@@ -134,7 +151,12 @@ std::vector<GateConfig> AllGates() {
            .num_groups = 2,
            .top_k_groups = 1,
            .norm_topk_prob = true,
-           .routed_scaling_factor = 2.5f}};
+           .routed_scaling_factor = 2.5f},
+          {.method = GateMethod::kSqrtSoftplus,
+           .num_experts = 9,
+           .top_k = 4,
+           .norm_topk_prob = true,
+           .routed_scaling_factor = 1.5f}};
 }
 
 class MoeTest : public ::testing::TestWithParam<const MatrixKernels*> {
@@ -145,7 +167,8 @@ class MoeTest : public ::testing::TestWithParam<const MatrixKernels*> {
 TEST_P(MoeTest, EqualsTheDoubleBlock) {
   for (const GateConfig& gate : AllGates()) {
     for (const WeightKind& kind : AllWeightKinds()) {
-      const Layer layer(pool_, *GetParam(), kind, gate, 45, 37, {50, 33});
+      const Layer layer(pool_, *GetParam(), kind, gate, kind.Columns(45), kind.Columns(37),
+                        {50, kind.Columns(33)});
       for (const int32_t rows : {1, 2, 17}) {
         const std::vector<float> input = RandomFloats(rows * layer.hidden, 7);
         std::vector<float> out(input.size()), weights(static_cast<size_t>(rows * gate.top_k));
@@ -181,11 +204,52 @@ TEST_P(MoeTest, EqualsTheDoubleBlock) {
   }
 }
 
+// models.md 7.8: experts by token id, a clamp that bites, no residual.
+TEST_P(MoeTest, LooksUpExpertsAndClamps) {
+  Layer layer(pool_, *GetParam(), {"", DType::kBfloat16}, AllGates()[3], 45, 37, {33});
+  layer.swiglu_limit = 0.4f;
+  layer.residual = false;
+  layer.table = {3, 0, 8, 5, 1, 2, 3, 4, 8, 7, 6, 5};
+  const std::vector<int32_t> tokens = {2, 0, 1, 1, 3, -1};  // the last two: as token 0
+  const auto rows = static_cast<int32_t>(tokens.size());
+  const std::vector<float> input = RandomFloats(rows * layer.hidden, 7);
+  std::vector<float> out(input.size(), kMarker);
+  std::vector<int32_t> ids(tokens.size() * 4);
+  MoeParams params = layer.Params(input.data(), rows, out.data());
+  params.expert_table = layer.table.data();
+  params.vocab_size = 3;
+  params.token_ids = tokens.data();
+  params.topk_ids = ids.data();
+  const absl::Status status = Moe(pool_, params);
+  ASSERT_TRUE(status.ok()) << status;
+  for (int32_t r = 0; r < rows; ++r) {
+    const int32_t token = tokens[static_cast<size_t>(r)];
+    std::vector<int32_t> row_ids;
+    std::vector<float> row_weights;
+    const std::vector<double> expected =
+        Reference(layer, input.data() + r * layer.hidden, &row_ids, &row_weights,
+                  token < 0 || token > 2 ? 0 : token);
+    EXPECT_EQ(row_ids, std::vector<int32_t>(ids.begin() + r * 4, ids.begin() + (r + 1) * 4));
+    EXPECT_TRUE(
+        numerics::AllClose(absl::MakeConstSpan(out).subspan(static_cast<size_t>(r * layer.hidden),
+                                                            static_cast<size_t>(layer.hidden)),
+                           absl::MakeConstSpan(expected), {.abs = 2e-5, .cosine = 1e-10}));
+    layer.swiglu_limit = 0;
+    EXPECT_FALSE(numerics::AllClose(
+        absl::MakeConstSpan(out).subspan(static_cast<size_t>(r * layer.hidden),
+                                         static_cast<size_t>(layer.hidden)),
+        absl::MakeConstSpan(Reference(layer, input.data() + r * layer.hidden, &row_ids,
+                                      &row_weights, token < 0 || token > 2 ? 0 : token)),
+        {.abs = 1e-2}));
+    layer.swiglu_limit = 0.4f;
+  }
+}
+
 TEST_P(MoeTest, ARowHasTheSameBitsInEveryBatchAndOnAnyNumberOfThreads) {
   constexpr int32_t kMaxRows = 40;
   ThreadPool one(1);
   for (const WeightKind& kind : AllWeightKinds()) {
-    const Layer layer(pool_, *GetParam(), kind, AllGates()[2], 70, 41, {64});
+    const Layer layer(pool_, *GetParam(), kind, AllGates()[2], 70, kind.Columns(41), {64});
     const std::vector<float> input = RandomFloats(kMaxRows * layer.hidden, 7);
     std::vector<float> alone(input.size());
     for (int32_t r = 0; r < kMaxRows; ++r) {
@@ -280,6 +344,11 @@ TEST(MoeErrorTest, NamesWhatDoesNotFit) {
   params = layer.Params(input.data(), 2, out.data());
   params.gate.top_k = 4;
   EXPECT_THAT(message(Moe(pool, params)), HasSubstr("4 of 3 experts"));
+  params = layer.Params(input.data(), 2, out.data());
+  const int32_t table[3] = {0, 1, 2};
+  params.expert_table = table;
+  params.vocab_size = 3;
+  EXPECT_THAT(message(Moe(pool, params)), HasSubstr("expert table of 3 tokens without token ids"));
   params = layer.Params(input.data(), 2, out.data());
   params.output_row_stride = 7;
   EXPECT_THAT(message(Moe(pool, params)), HasSubstr("7 (output) < hidden size 8"));
