@@ -19,6 +19,7 @@
 #include "absl/types/span.h"
 #include "kernels/absorbed_decode.h"
 #include "kernels/head_and_sample.h"
+#include "kernels/hyper_connection.h"
 #include "kernels/linear.h"
 #include "kernels/moe.h"
 #include "kernels/ragged_mha.h"
@@ -83,6 +84,8 @@ class Backend {
   virtual absl::Status Moe(const LaunchContext& context, const MoeParams& params) = 0;
   virtual int64_t MoeWorkspaceBytes(int32_t max_rows, const GateConfig& gate, int64_t hidden_size,
                                     int64_t moe_intermediate_size) const = 0;
+  virtual absl::Status HyperPre(const LaunchContext& context, const HyperPreParams& params) = 0;
+  virtual absl::Status HyperPost(const LaunchContext& context, const HyperPostParams& params) = 0;
   virtual absl::Status HeadAndSample(const LaunchContext& context,
                                      const HeadAndSampleParams& params) = 0;
   virtual int64_t HeadAndSampleWorkspaceBytes(int32_t max_samples, int64_t hidden_size,

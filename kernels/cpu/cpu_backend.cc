@@ -12,6 +12,7 @@
 #include "kernels/cpu/gather_kv.h"
 #include "kernels/cpu/head_and_sample.h"
 #include "kernels/cpu/head_linear.h"
+#include "kernels/cpu/hyper_connection.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/moe.h"
 #include "kernels/cpu/ragged_mha.h"
@@ -138,6 +139,12 @@ class CpuBackend final : public Backend {
   // Moe works in the thread pool's scratch, which it knows the shared experts' size for.
   int64_t MoeWorkspaceBytes(int32_t, const GateConfig&, int64_t, int64_t) const override {
     return 0;
+  }
+  absl::Status HyperPre(const LaunchContext&, const HyperPreParams& params) override {
+    return cpu::HyperPre(pool_, params);
+  }
+  absl::Status HyperPost(const LaunchContext&, const HyperPostParams& params) override {
+    return cpu::HyperPost(pool_, params);
   }
   absl::Status HeadAndSample(const LaunchContext&, const HeadAndSampleParams& params) override {
     return cpu::HeadAndSample(pool_, params);
