@@ -7,17 +7,26 @@
 
 namespace engine {
 
-BlockPool::BlockPool(int32_t num_blocks) : blocks_(num_blocks) {
+BlockPool::BlockPool(int32_t num_blocks, int32_t num_state_slots) : blocks_(num_blocks) {
   FERRY_CHECK(num_blocks >= 2) << "num_blocks=" << num_blocks;
   free_.reserve(num_blocks - 1);
   for (BlockId id = num_blocks - 1; id >= 1; --id) free_.push_back(id);  // 1 is handed out first
+  if (num_state_slots == 0) return;
+  state_slots_ = std::make_unique<StateSlots>(
+      num_state_slots,
+      [this](const block_hash::BlockHash& hash) { restorable_.SnapshotDropped(hash); });
 }
 
-void BlockPool::Evict(BlockId id) {
+void BlockPool::Forget(BlockId id) {
   Block& block = blocks_[id];
-  events_.push_back({.stored = false, .hash = block.hash, .parent = {}});
-  index_.erase(block.hash);
   block.indexed = false;
+  index_.erase(block.hash);
+  if (state_slots_ == nullptr) {
+    events_.push_back({.stored = false, .hash = block.hash, .parent = {}});
+    return;
+  }
+  state_slots_->DropSnapshot(block.hash);
+  restorable_.BlockRemoved(block.hash);
 }
 
 absl::StatusOr<std::vector<BlockId>> BlockPool::Allocate(int32_t count) {
@@ -35,7 +44,7 @@ absl::StatusOr<std::vector<BlockId>> BlockPool::Allocate(int32_t count) {
     } else {
       id = lru_.front();
       lru_.pop_front();
-      Evict(id);
+      Forget(id);
     }
     blocks_[id].holders = 1;
     taken.push_back(id);
@@ -50,6 +59,13 @@ int32_t BlockPool::MatchPrefix(absl::Span<const block_hash::BlockHash> chain) co
     ++matched;
   }
   return matched;
+}
+
+int32_t BlockPool::RestorablePrefix(absl::Span<const block_hash::BlockHash> chain) const {
+  int32_t restorable = MatchPrefix(chain);
+  if (state_slots_ == nullptr) return restorable;
+  while (restorable > 0 && !state_slots_->HasSnapshot(chain[restorable - 1])) --restorable;
+  return restorable;
 }
 
 std::vector<BlockId> BlockPool::AcquirePrefix(absl::Span<const block_hash::BlockHash> chain) {
@@ -94,16 +110,26 @@ void BlockPool::Index(BlockId id, const block_hash::BlockHash& hash,
   block.indexed = true;
   block.hash = hash;
   block.parent = parent;
-  events_.push_back({.stored = true, .hash = hash, .parent = parent});
+  if (state_slots_ == nullptr) {
+    events_.push_back({.stored = true, .hash = hash, .parent = parent});
+  } else {
+    restorable_.BlockIndexed(hash, parent);
+  }
+}
+
+void BlockPool::AddSnapshot(SlotId slot, const block_hash::BlockHash& hash) {
+  if (!index_.contains(hash) || state_slots_->HasSnapshot(hash)) {
+    return state_slots_->Release(slot);
+  }
+  state_slots_->AddSnapshot(slot, hash);
+  restorable_.SnapshotAdded(hash);
 }
 
 void BlockPool::ClearIndex() {
-  for (const auto& [hash, id] : index_) {
-    events_.push_back({.stored = false, .hash = hash, .parent = {}});
-    blocks_[id].indexed = false;
+  for (const auto& [hash, id] : std::exchange(index_, {})) {
+    Forget(id);
     if (blocks_[id].holders == 0) free_.push_back(id);
   }
-  index_.clear();
   lru_.clear();
 }
 
@@ -128,7 +154,9 @@ std::vector<BlockEvent> BlockPool::IndexedBlocks() const {
   return out;
 }
 
-std::vector<BlockEvent> BlockPool::TakeEvents() { return std::exchange(events_, {}); }
+std::vector<BlockEvent> BlockPool::TakeEvents() {
+  return state_slots_ == nullptr ? std::exchange(events_, {}) : restorable_.TakeEvents();
+}
 
 int32_t BlockPool::num_holders(BlockId id) const {
   FERRY_CHECK(id >= 1 && id < num_blocks()) << "block " << id << " of " << num_blocks();

@@ -1,9 +1,10 @@
 // BlockPool: the fixed set of cache blocks that block tables point at, and the index of what they
-// hold.
+// hold; for a model that keeps a state per sequence also its state slots and their snapshots.
 //
 // It manages ids and identities only; the bytes are CacheMemory's.  A block is free (nobody holds
 // it, it means nothing), cached (nobody holds it, its content is known by hash, it may be evicted)
 // or held. Sequences with a common prefix share a block.  Block 0 is reserved: never handed out.
+// Without a snapshot behind it a prefix is of no use to a model with state: see RestorablePrefix.
 //
 // Invariant: num_free() + num_cached() + num_held() == num_blocks() - 1.
 // Thread-compatible: the scheduler thread owns the pool and makes every call.
@@ -13,12 +14,16 @@
 
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "block_hash/block_hash.h"
+#include "engine/block_event.h"
+#include "engine/restorable_prefixes.h"
+#include "engine/state_slots.h"
 
 namespace engine {
 
@@ -29,17 +34,11 @@ inline int32_t BlocksFor(int64_t num_tokens, int32_t block_size) {
   return static_cast<int32_t>((num_tokens + block_size - 1) / block_size);
 }
 
-// What changed in the index, for WatchKvEvents.  In order.
-struct BlockEvent {
-  bool stored = false;  // else removed
-  block_hash::BlockHash hash;
-  block_hash::BlockHash parent;  // of a stored block; the chain's root for the first
-};
-
 class BlockPool final {
  public:
-  // REQUIRES: num_blocks >= 2 (block 0 included).
-  explicit BlockPool(int32_t num_blocks);
+  // `num_state_slots`: 0 for a model without state.
+  // REQUIRES: num_blocks >= 2 (block 0 included), num_state_slots 0 or >= 2 (slot 0 included).
+  explicit BlockPool(int32_t num_blocks, int32_t num_state_slots = 0);
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
@@ -52,6 +51,9 @@ class BlockPool final {
   std::vector<BlockId> AcquirePrefix(absl::Span<const block_hash::BlockHash> chain);
   // How many blocks AcquirePrefix would return; changes nothing.
   int32_t MatchPrefix(absl::Span<const block_hash::BlockHash> chain) const;
+  // How many of them a sequence can go on behind: those up to the last snapshot, or all if the
+  // model keeps no state.
+  int32_t RestorablePrefix(absl::Span<const block_hash::BlockHash> chain) const;
 
   // Adds a holder.  REQUIRES: every block is held.
   void Share(absl::Span<const BlockId> blocks);
@@ -62,12 +64,18 @@ class BlockPool final {
   // Indexes a held, full block under its hash.  If another block has the hash already, that one
   // stays indexed and this one remains private.
   void Index(BlockId block, const block_hash::BlockHash& hash, const block_hash::BlockHash& parent);
-  // Removes every indexed block from the index (cached ones become free).
+  // The held slot holds the state behind the block `hash` and becomes its snapshot.  If that block
+  // is not indexed (any more), or has a snapshot already, the slot is only released.
+  void AddSnapshot(SlotId slot, const block_hash::BlockHash& hash);
+  // Removes every indexed block from the index (cached ones become free), and every snapshot.
   void ClearIndex();
+  // Null for a model without state.
+  StateSlots* state_slots() const { return state_slots_.get(); }
 
   // Everything indexed, parents before children: a snapshot for WatchKvEvents.
   std::vector<BlockEvent> IndexedBlocks() const;
-  // Events since the last call.
+  // What to tell of the index since the last call, in order: of a model with state only blocks that
+  // a snapshot makes useful.
   std::vector<BlockEvent> TakeEvents();
 
   int32_t num_holders(BlockId block) const;
@@ -85,13 +93,16 @@ class BlockPool final {
     block_hash::BlockHash parent;
     std::list<BlockId>::iterator lru;  // valid while cached
   };
-  void Evict(BlockId block);
+  // Takes it out of the index, with its snapshot.
+  void Forget(BlockId block);
 
   std::vector<Block> blocks_;  // by block id
   std::vector<BlockId> free_;  // a stack: last freed, first reused
   std::list<BlockId> lru_;     // cached blocks, least recently released first
   absl::flat_hash_map<block_hash::BlockHash, BlockId> index_;
-  std::vector<BlockEvent> events_;
+  std::vector<BlockEvent> events_;  // of a model without state
+  RestorablePrefixes restorable_;   // of one with state
+  std::unique_ptr<StateSlots> state_slots_;
 };
 
 }  // namespace engine

@@ -61,8 +61,9 @@ class Engine {
   virtual const model::StepLimits& limits() const = 0;
   virtual int32_t num_penalty_slots() const = 0;
 
-  // `token_blocks`: num_blocks * block_bytes, `state_slots`: empty or num_slots * state_slot_bytes.
-  // Both must outlive the engine.  REQUIRES: no step launched yet.
+  // `token_blocks`: num_blocks * block_bytes.  `state_slots`: num_slots * state_slot_bytes, empty
+  // if the model keeps no state; slot 0 is zero and stays so.  Both must outlive the engine.
+  // REQUIRES: no step launched yet.
   virtual void SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte> state_slots) = 0;
 
   // REQUIRES: SetCache was called; fewer than two steps in flight; plan has the engine's limits.

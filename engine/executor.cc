@@ -52,6 +52,10 @@ Executor::~Executor() {
 
 void Executor::SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte> state_slots) {
   FERRY_CHECK(next_handle_ == 0) << "the cache is set before the first step";
+  const auto slot_bytes = static_cast<size_t>(cache_layout().spec().state_slot_bytes);
+  FERRY_CHECK(slot_bytes == 0 ? state_slots.empty() : state_slots.size() % slot_bytes == 0)
+      << state_slots.size() << " bytes for state slots of " << slot_bytes;
+  num_state_slots_ = slot_bytes == 0 ? 0 : static_cast<int32_t>(state_slots.size() / slot_bytes);
   state_.cache = token_blocks.data();
   state_.state_slots = state_slots.empty() ? nullptr : state_slots.data();
 }
@@ -59,6 +63,10 @@ void Executor::SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte
 absl::StatusOr<StepHandle> Executor::Launch(const model::StepPlan& plan) {
   FERRY_CHECK(state_.cache != nullptr) << "Launch before SetCache";
   FERRY_CHECK(plan.limits() == limits_) << "the plan was made for other limits";
+  for (int32_t s = 0; num_state_slots_ > 0 && s < plan.counts().num_seqs; ++s) {
+    FERRY_CHECK(plan.state_slots[s] > 0 && plan.state_slots[s] < num_state_slots_)
+        << "sequence " << s << " has state slot " << plan.state_slots[s];
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   RETURN_IF_ERROR(status_);
   FERRY_CHECK(static_cast<int>(steps_.size()) < kMaxInFlight) << "in flight: " << steps_.size();
@@ -127,7 +135,19 @@ absl::Status Executor::RunStep(const Step& step, Output& output, const int32_t* 
       .results = reinterpret_cast<kernels::SampleResult*>(output.results->data()),
       .sampled_ids = reinterpret_cast<int32_t*>(output.sampled_ids->data()),
       .logits = output.logits == nullptr ? nullptr : output.logits->floats()};
-  RETURN_IF_ERROR(network_->Forward(context, *step.plan, state, device_output));
+  const model::StepPlan& plan = *step.plan;
+  const auto copy_slots = [&](const int32_t* src, const int32_t* dst, int32_t count) {
+    const auto n = static_cast<size_t>(count);
+    return count == 0
+               ? absl::OkStatus()
+               : backend_->CopyBlocks(context, state_.state_slots,
+                                      cache_layout().spec().state_slot_bytes, {src, n}, {dst, n});
+  };
+  RETURN_IF_ERROR(copy_slots(plan.state_copy_src, plan.state_copy_dst, counts.num_state_copies));
+  if (counts.num_tokens > 0) {
+    RETURN_IF_ERROR(network_->Forward(context, plan, state, device_output));
+  }
+  RETURN_IF_ERROR(copy_slots(plan.snapshot_src, plan.snapshot_dst, counts.num_snapshots));
   RETURN_IF_ERROR(backend_->CopyToHost(context,
                                        {reinterpret_cast<std::byte*>(output.host_results.data()),
                                         sizeof(kernels::SampleResult) * counts.num_samples},

@@ -61,6 +61,7 @@ class Executor final : public Engine {
   std::unique_ptr<model::Network> network_;
   const model::StepLimits limits_;
   model::StepState state_;
+  int32_t num_state_slots_ = 0;  // slot 0 included
   std::unique_ptr<kernels::Buffer> output_counts_;
   std::unique_ptr<kernels::Buffer> in_prompt_;
   Output outputs_[kMaxInFlight];  // of step h: [h % kMaxInFlight]

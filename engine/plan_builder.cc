@@ -1,6 +1,7 @@
 #include "engine/plan_builder.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "model/step_plan.h"
 #include "status/check.h"
@@ -40,6 +41,11 @@ void AcceptToken(Sequence& seq, int64_t step_id, int32_t token) {
 void ReleaseBlocks(Sequence& seq, BlockPool& pool) {
   pool.Release(seq.blocks);
   seq.blocks.clear();
+  if (pool.state_slots() == nullptr) return;
+  for (SlotId* slot : {&seq.state_slot, &seq.state_source}) {
+    if (*slot != kNoSlot) pool.state_slots()->Release(std::exchange(*slot, kNoSlot));
+  }
+  seq.newest_snapshot.reset();
 }
 
 PlanBuilder::PlanBuilder(int32_t block_size, model::StepPlan& plan)
@@ -48,6 +54,7 @@ PlanBuilder::PlanBuilder(int32_t block_size, model::StepPlan& plan)
 void PlanBuilder::Begin(int64_t step_id) {
   plan_.Clear();
   plan_.counts().step_id = step_id;
+  state_sources_.clear();
 }
 
 int32_t PlanBuilder::free_tokens() const {
@@ -86,6 +93,7 @@ int32_t PlanBuilder::Add(Sequence& seq, int32_t num_tokens, bool absorbed, bool 
               (counts.num_absorbed_seqs == counts.num_seqs && num_tokens <= free_absorbed_tokens()))
       << "absorbed sequences come first; rows=" << num_tokens << " free=" << free_absorbed_tokens();
 
+  PrepareState(seq);
   for (int32_t position = start; position < end; ++position) {
     const int32_t row = counts.num_tokens++;
     const bool known = position < num_known;
@@ -110,7 +118,6 @@ int32_t PlanBuilder::Add(Sequence& seq, int32_t num_tokens, bool absorbed, bool 
   plan_.cu_seqlens_q[s + 1] = counts.num_tokens;
   plan_.cu_seqlens_kv[s + 1] = plan_.cu_seqlens_kv[s] + end;
   plan_.state_slots[s] = seq.state_slot;
-  plan_.snapshot[s] = 0;
   int32_t* table = plan_.block_table + s * plan_.block_table_stride();
   std::fill(table, table + plan_.block_table_stride(), -1);
   std::copy(seq.blocks.begin(), seq.blocks.end(), table);
@@ -187,6 +194,28 @@ void PlanBuilder::AddCopy(BlockId src, BlockId dst) {
   ++counts.num_copies;
 }
 
-bool PlanBuilder::empty() const { return plan_.counts().num_tokens == 0; }
+void PlanBuilder::PrepareState(Sequence& seq) {
+  if (seq.state_source == kNoSlot) return;
+  model::StepCounts& counts = plan_.counts();
+  FERRY_CHECK(counts.num_state_copies < plan_.limits().max_seqs && seq.state_slot != kNoSlot)
+      << "limit=" << plan_.limits().max_seqs << " slot=" << seq.state_slot;
+  plan_.state_copy_src[counts.num_state_copies] = seq.state_source;
+  plan_.state_copy_dst[counts.num_state_copies] = seq.state_slot;
+  ++counts.num_state_copies;
+  state_sources_.push_back(std::exchange(seq.state_source, kNoSlot));
+}
+
+void PlanBuilder::AddSnapshot(SlotId slot) {
+  model::StepCounts& counts = plan_.counts();
+  FERRY_CHECK(counts.num_snapshots < plan_.limits().max_seqs && counts.num_seqs > 0)
+      << "limit=" << plan_.limits().max_seqs;
+  plan_.snapshot_src[counts.num_snapshots] = plan_.state_slots[counts.num_seqs - 1];
+  plan_.snapshot_dst[counts.num_snapshots] = slot;
+  ++counts.num_snapshots;
+}
+
+bool PlanBuilder::empty() const {
+  return plan_.counts().num_tokens == 0 && plan_.counts().num_state_copies == 0;
+}
 
 }  // namespace engine

@@ -30,7 +30,7 @@ void IndexFullBlocks(Sequence& seq, int32_t num_written, int32_t block_size,
 // Appends the token that step `step_id` sampled for `seq`.
 void AcceptToken(Sequence& seq, int64_t step_id, int32_t token);
 
-// Gives back every block.  REQUIRES: no launched step still writes them.
+// Gives back every block, and the state slot.  REQUIRES: no launched step still writes them.
 void ReleaseBlocks(Sequence& seq, BlockPool& pool);
 
 class PlanBuilder final {
@@ -64,6 +64,15 @@ class PlanBuilder final {
   // Copies block `src` to `dst` before the step's other work.  REQUIRES: capacity.
   void AddCopy(BlockId src, BlockId dst);
 
+  // Fills the sequence's state slot from its state_source, if it has one, before the step's other
+  // work.  Add does it too: call it first where rows of this plan advance what is to be copied.
+  void PrepareState(Sequence& seq);
+  // Copies the state of the sequence added last, after its rows, to `slot`.
+  void AddSnapshot(SlotId slot);
+  // The sources of PrepareState, each with the holder it had for its sequence: to be released when
+  // the step has been collected.
+  const std::vector<SlotId>& state_sources() const { return state_sources_; }
+
   bool empty() const;
   model::StepPlan& plan() { return plan_; }
 
@@ -72,6 +81,7 @@ class PlanBuilder final {
 
   const int32_t block_size_;
   model::StepPlan& plan_;
+  std::vector<SlotId> state_sources_;
 };
 
 }  // namespace engine

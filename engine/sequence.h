@@ -1,19 +1,22 @@
-// Sequence: one token timeline inside an engine: its tokens, how far they are computed, its blocks.
+// Sequence: one token timeline inside an engine: its tokens, how far they are computed, its blocks
+// and its state slot.
 //
 // With an asynchronous engine the newest token may be known to the device only: then
 // `pending_sample` names the sample of the last launched step that will be it.
 //
 // Plain data; owned by a scheduler.  Whoever reserves, releases: engine/plan_builder.h has the one
-// function that grows a sequence's blocks and ReleaseBlocks gives them all back.
+// function that grows a sequence's blocks and ReleaseBlocks gives everything back.
 
 #ifndef ENGINE_SEQUENCE_H_
 #define ENGINE_SEQUENCE_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "block_hash/block_hash.h"
 #include "engine/block_pool.h"
+#include "engine/state_slots.h"
 #include "kernels/head_and_sample.h"
 
 namespace engine {
@@ -48,8 +51,10 @@ struct Sequence {
   std::vector<BlockId> blocks;  // block i holds tokens [i * block_size, (i+1) * block_size)
   std::vector<block_hash::BlockHash> hashes;  // of the full blocks known so far
   block_hash::BlockHash root;                 // of its hash chain
-  int32_t num_indexed = 0;  // blocks already given to BlockPool::Index (or taken from it)
-  int32_t state_slot = -1;
+  int32_t num_indexed = 0;        // blocks already given to BlockPool::Index (or taken from it)
+  SlotId state_slot = kNoSlot;    // where its state lives, of a model that keeps one
+  SlotId state_source = kNoSlot;  // held for it: the next step copies it to state_slot first
+  std::optional<block_hash::BlockHash> newest_snapshot;  // to be replaced by the next one
   int32_t penalty_slot = -1;
   bool penalty_reset_needed = false;  // the slot's counts must be set in the next step
 

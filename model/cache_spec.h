@@ -3,7 +3,8 @@
 // Token blocks are block-major: [block][group][layer][entries], every (group, layer) at an offset
 // aligned to 256 bytes, so that a block is one contiguous piece to send.  Allocation, sharing,
 // eviction and transfer know nothing of groups.  Block 0 is reserved and never written.
-// State slots (V4) are a second pool of fixed-size slots, one per sequence.
+// State slots (V4) are a second pool of fixed-size slots, one per sequence; slot 0 is reserved and
+// always zero.
 //
 // Plain values.
 

@@ -34,7 +34,11 @@ struct StepOutput {
 // Memory the network reads and writes besides its own weights and scratch.
 struct StepState {
   std::byte* cache = nullptr;                // block 0 of the token blocks
-  std::byte* state_slots = nullptr;          // null when the model keeps none
+  // Slot 0, null when the model keeps no state.  Before Forward slot StepPlan::state_slots[s] holds
+  // what Forward left there after the sequence's earlier rows, or zeros; Forward advances it in
+  // place by the new rows.  Its bytes are the network's own, but they depend on the tokens alone: a
+  // slot is copied, kept as a snapshot and sent to other workers.
+  std::byte* state_slots = nullptr;
   kernels::PenaltyState penalties = {};
   const int32_t* previous_sampled = nullptr;  // sampled_ids of the previous step
 };

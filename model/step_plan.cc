@@ -56,7 +56,6 @@ StepPlan::StepPlan(const StepLimits& limits) : limits_(limits) {
     kv_len = carver.Take<int32_t>(limits.max_seqs);
     block_table = carver.Take<int32_t>(int64_t{limits.max_seqs} * limits.max_blocks_per_seq);
     state_slots = carver.Take<int32_t>(limits.max_seqs);
-    snapshot = carver.Take<uint8_t>(limits.max_seqs);
     splits = carver.Take<kernels::DecodeSplit>(limits.max_splits());
     samples = carver.Take<kernels::SampleRow>(limits.max_samples);
     penalty_resets = carver.Take<kernels::PenaltyReset>(limits.max_samples);
@@ -64,6 +63,10 @@ StepPlan::StepPlan(const StepLimits& limits) : limits_(limits) {
     logit_rows = carver.Take<int32_t>(limits.max_logit_rows);
     copy_src = carver.Take<int32_t>(limits.max_copies);
     copy_dst = carver.Take<int32_t>(limits.max_copies);
+    state_copy_src = carver.Take<int32_t>(limits.max_seqs);
+    state_copy_dst = carver.Take<int32_t>(limits.max_seqs);
+    snapshot_src = carver.Take<int32_t>(limits.max_seqs);
+    snapshot_dst = carver.Take<int32_t>(limits.max_seqs);
     return carver.size();
   };
   size_ = carve(Carver(nullptr));

@@ -51,6 +51,8 @@ struct StepCounts {
   int32_t num_samples = 0;
   int32_t num_logit_rows = 0;
   int32_t num_copies = 0;
+  int32_t num_state_copies = 0;
+  int32_t num_snapshots = 0;
   int32_t num_penalty_resets = 0;
   int32_t num_history_tokens = 0;
 };
@@ -84,8 +86,7 @@ class StepPlan final {
   int32_t* cu_seqlens_kv;
   int32_t* kv_len;       // cached + new
   int32_t* block_table;  // [max_seqs, max_blocks_per_seq], -1 past the end
-  int32_t* state_slots;  // -1: none
-  uint8_t* snapshot;     // 1: keep a state snapshot at the chunk's end (V4)
+  int32_t* state_slots;  // -1: none; else the rows advance the state in this slot, in place
 
   kernels::DecodeSplit* splits;           // [max_splits()], of the absorbed sequences
   kernels::SampleRow* samples;            // [max_samples]
@@ -94,6 +95,13 @@ class StepPlan final {
   int32_t* logit_rows;                    // [max_logit_rows]
   int32_t* copy_src;                      // [max_copies], blocks copied before anything else
   int32_t* copy_dst;
+  // Copies of state slots, in order, made by the engine around Network::Forward.  Before it: a
+  // sequence's slot receives what it starts from (slot 0, all zero: nothing).  After it: a snapshot
+  // receives the state of a sequence after its rows.
+  int32_t* state_copy_src;  // [max_seqs]
+  int32_t* state_copy_dst;
+  int32_t* snapshot_src;  // [max_seqs]
+  int32_t* snapshot_dst;
 
   int64_t block_table_stride() const { return limits_.max_blocks_per_seq; }
 
