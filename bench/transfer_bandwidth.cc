@@ -5,8 +5,8 @@
 //
 // Starts itself a second time as the sender.  `pool_bytes` is the memory that the blocks cycle
 // through on each side: one block is always the same, warm memory, a pool above the caches is what
-// a cache is. Prints one line: GB/s as the receiver sees it, first offer to last receive, and its
-// parameters.
+// a cache is.  Prints one line: GB/s as the receiver sees it, from the end of the warm-up (kWarmUp
+// blocks, as `ucx_perftest -w`) to the last receive, and its parameters.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -37,6 +37,8 @@ using kv_transfer::LinkAddress;
 using kv_transfer::MessageHeader;
 using Clock = std::chrono::steady_clock;
 
+constexpr int64_t kWarmUp = 20;  // blocks
+
 struct Options {
   std::string kind = "tcp";
   int64_t block_bytes = 64 * 27 * 1152;
@@ -62,27 +64,27 @@ int64_t PoolBlocks(const Options& options) {
 // Accepts everything and takes the time of what arrives.
 class Meter final : public kv_transfer::ReceiveSink {
  public:
-  Meter(absl::Span<std::byte> pool, int64_t block_bytes) : pool_(pool), block_bytes_(block_bytes) {}
+  Meter(absl::Span<std::byte> pool, int64_t block_bytes, int64_t messages)
+      : pool_(pool), block_bytes_(block_bytes), messages_(messages) {}
 
   absl::StatusOr<absl::Span<std::byte>> OnOffer(const Epoch&,
                                                 const MessageHeader& header) override {
-    if (header.index == 0) first_ = Clock::now();
     return pool_.subspan((header.index * block_bytes_) % pool_.size(), block_bytes_);
   }
   void OnReceived(const Epoch&, const MessageHeader&, absl::Status status) override {
     FERRY_CHECK(status.ok()) << status;
     const Clock::time_point now = Clock::now();
     std::lock_guard lock(mutex_);
-    ++received_;
+    if (++received_ == kWarmUp) first_ = now;
     last_ = now;
-    changed_.notify_all();
+    if (received_ == messages_) changed_.notify_all();  // once: a woken thread takes a core
   }
   void OnPeerLost(const Epoch&, absl::Status cause) override {
     if (!done_) std::cerr << "peer lost: " << cause << "\n";
   }
-  double WaitForSeconds(int64_t messages) {
+  double WaitForSeconds() {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return received_ >= messages; });
+    changed_.wait(lock, [&] { return received_ == messages_; });
     done_ = true;
     return std::chrono::duration<double>(last_ - first_).count();
   }
@@ -90,10 +92,11 @@ class Meter final : public kv_transfer::ReceiveSink {
  private:
   const absl::Span<std::byte> pool_;
   const int64_t block_bytes_;
-  Clock::time_point first_;
+  const int64_t messages_;
   std::mutex mutex_;  // guards the rest
   std::condition_variable changed_;
   int64_t received_ = 0;
+  Clock::time_point first_;
   Clock::time_point last_;
   std::atomic<bool> done_{false};
 };
@@ -130,13 +133,16 @@ int RunSender(const Options& options) {
   const auto transport = MakeTransport(options, Epoch::Random());
   const absl::Status status = transport->Connect(receiver, {address}, absl::Seconds(10));
   FERRY_CHECK(status.ok()) << status;
-  const int64_t messages = options.total_bytes / options.block_bytes;
+  const int64_t messages = kWarmUp + options.total_bytes / options.block_bytes;
   std::mutex mutex;  // guards in_flight
   std::condition_variable changed;
   int64_t in_flight = 0;
   for (int64_t i = 0; i < messages; ++i) {
     std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return in_flight < 4 * kv_transfer::kSendWindow; });
+    // Refilled in batches, for the same reason.
+    if (in_flight == 4 * kv_transfer::kSendWindow) {
+      changed.wait(lock, [&] { return in_flight <= 2 * kv_transfer::kSendWindow; });
+    }
     ++in_flight;
     lock.unlock();
     MessageHeader header;
@@ -149,7 +155,9 @@ int RunSender(const Options& options) {
                       FERRY_CHECK(sent.ok()) << sent;
                       std::lock_guard relock(mutex);
                       --in_flight;
-                      changed.notify_all();
+                      if (in_flight == 2 * kv_transfer::kSendWindow || in_flight == 0) {
+                        changed.notify_all();
+                      }
                     });
   }
   std::unique_lock lock(mutex);
@@ -162,7 +170,8 @@ int RunSender(const Options& options) {
 
 int RunReceiver(const Options& options, char** argv) {
   const absl::Span<std::byte> pool = MapPool(PoolBlocks(options) * options.block_bytes);
-  Meter meter(pool, options.block_bytes);
+  const int64_t messages = options.total_bytes / options.block_bytes;
+  Meter meter(pool, options.block_bytes, kWarmUp + messages);
   const Epoch epoch = Epoch::Random();
   const auto transport = MakeTransport(options, epoch);
   transport->SetSink(&meter);
@@ -190,8 +199,7 @@ int RunReceiver(const Options& options, char** argv) {
   Print(line, epoch, transport->addresses().front());
   FERRY_CHECK(write(in[1], line.str().data(), line.str().size()) > 0) << "telling the sender";
 
-  const int64_t messages = options.total_bytes / options.block_bytes;
-  const double seconds = meter.WaitForSeconds(messages);
+  const double seconds = meter.WaitForSeconds();
   close(in[1]);  // the sender's stdin ends
   waitpid(pid, nullptr, 0);
   rusage own{}, child{};
