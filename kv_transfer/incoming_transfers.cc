@@ -177,6 +177,16 @@ class IncomingTransfersImpl final : public IncomingTransfers, public ReceiveSink
       return absl::FailedPreconditionError(
           absl::StrCat("stale attempt ", header.attempt, ", current is ", transfer.spec.attempt));
     }
+    if (header.kind == MessageKind::kHeartbeat) {
+      if (header.length != 0) {
+        return absl::InvalidArgumentError(absl::StrCat("heartbeat of ", header.length, " bytes"));
+      }
+      // What has been started comes without the sender's doing, or is stuck.
+      if (transfer.arrivals.num_started() == 0) {
+        transfer.stall_at = After(Clock::now(), transfer.spec.stall_timeout);
+      }
+      return absl::Span<std::byte>();
+    }
     absl::StatusOr<absl::Span<std::byte>> destination = transfer.arrivals.Start(header);
     if (destination.ok() && transfer.first_offer == Clock::time_point{}) {
       transfer.first_offer = Clock::now();
@@ -185,6 +195,7 @@ class IncomingTransfersImpl final : public IncomingTransfers, public ReceiveSink
   }
 
   void OnReceived(const Epoch&, const MessageHeader& header, absl::Status status) override {
+    if (header.kind == MessageKind::kHeartbeat) return;  // its transfer may have ended meanwhile
     std::vector<Ended> ended;
     {
       std::lock_guard lock(mutex_);

@@ -8,6 +8,9 @@
 // destinations any more: the caller may then reuse them.  That is rule M1 of serving.md 4; a
 // timeout alone never authorises reuse, it fences the peer first.
 //
+// A sender may take its time (a slow worker computes a chunk for seconds): its heartbeats say that
+// it is alive and at work.  A stopped or cut-off one ends the transfer within the stall timeout.
+//
 // Stale or unknown messages (another epoch, attempt or transfer, an index twice, a wrong length)
 // are refused and counted, never written.
 //
@@ -33,9 +36,10 @@ struct IncomingSpec {
   TransferId transfer_id{};
   uint32_t attempt = 0;
   Epoch sender;
-  std::vector<absl::Span<std::byte>> blocks;        // by index in the reservation
-  absl::Span<std::byte> state_slot;                 // empty: none expected
-  absl::Duration stall_timeout = absl::Seconds(5);  // no receive completed for so long
+  std::vector<absl::Span<std::byte>> blocks;  // by index in the reservation
+  absl::Span<std::byte> state_slot;           // empty: none expected
+  // No receive completed for so long and, while none is started, no heartbeat came either.
+  absl::Duration stall_timeout = absl::Seconds(5);
   absl::Duration total_timeout = absl::Seconds(60);
 };
 

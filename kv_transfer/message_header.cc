@@ -40,8 +40,8 @@ absl::StatusOr<MessageHeader> DecodeMessageHeader(absl::Span<const std::byte> ra
         absl::StrCat("message version ", version, ", this process knows ", kVersion));
   }
   const auto kind = LoadLittleEndian<uint32_t>(raw.data() + 28);
-  if (kind != static_cast<uint32_t>(MessageKind::kBlock) &&
-      kind != static_cast<uint32_t>(MessageKind::kStateSlot)) {
+  if (kind < static_cast<uint32_t>(MessageKind::kBlock) ||
+      kind > static_cast<uint32_t>(MessageKind::kHeartbeat)) {
     return absl::InvalidArgumentError(absl::StrCat("message kind ", kind));
   }
   MessageHeader header;

@@ -24,6 +24,7 @@ class OutgoingTransferImpl final : public OutgoingTransfer,
   void SendStateSlot(absl::Span<const std::byte> slot) override {
     Queue(MessageKind::kStateSlot, 0, slot);
   }
+  void SendHeartbeat() override { Queue(MessageKind::kHeartbeat, 0, {}); }
   void Finish(std::function<void(OutgoingResult)> on_drained) override {
     End(absl::OkStatus(), std::move(on_drained));
   }
@@ -50,9 +51,12 @@ class OutgoingTransferImpl final : public OutgoingTransfer,
   void Queue(MessageKind kind, uint32_t index, absl::Span<const std::byte> data) {
     {
       std::lock_guard lock(mutex_);
+      if (finished_ && kind == MessageKind::kHeartbeat) return;  // crossed with the end
       FERRY_CHECK(!finished_) << "block " << index << " sent after Finish";
       if (!failure_.ok() || !stop_cause_.ok()) return;
-      if (first_sent_ == absl::InfinitePast()) first_sent_ = absl::Now();
+      if (first_sent_ == absl::InfinitePast() && kind != MessageKind::kHeartbeat) {
+        first_sent_ = absl::Now();
+      }
       size_t offset = 0;
       uint32_t part = 0;
       do {

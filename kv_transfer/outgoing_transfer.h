@@ -32,6 +32,9 @@ class OutgoingTransfer {
   // Queues one block for sending.  After a failure or Stop: ignored.
   virtual void SendBlock(uint32_t index, absl::Span<const std::byte> block) = 0;
   virtual void SendStateSlot(absl::Span<const std::byte> slot) = 0;
+  // For a sender that has nothing to send yet, so that the receiver goes on waiting
+  // (IncomingSpec::stall_timeout).  As SendBlock, but counts for nothing in the result.
+  virtual void SendHeartbeat() = 0;
 
   // No more will be sent: `on_drained` is called once when no send is in flight any more (at once,
   // on the caller's thread, if none is).

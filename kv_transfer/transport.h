@@ -50,7 +50,9 @@ struct Epoch {
 
 using TransferId = std::array<uint8_t, 16>;
 
-enum class MessageKind : uint32_t { kBlock = 1, kStateSlot = 2 };
+// A heartbeat carries no bytes: it says that the sender of an open transfer is at work on what comes
+// next.
+enum class MessageKind : uint32_t { kBlock = 1, kStateSlot = 2, kHeartbeat = 3 };
 
 // Travels in front of every message; little-endian, 64 bytes on the wire.
 struct MessageHeader {

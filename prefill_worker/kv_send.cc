@@ -118,7 +118,7 @@ void KvSendImpl::OnReserved(absl::StatusOr<ReserveResponse> response) {
       if (const absl::Status taken = TakeReservation(*response); taken.ok()) {
         result_.link = link;
         state_ = State::kSending;
-        last_progress_ = absl::Now();
+        last_progress_ = last_sent_ = absl::Now();
         transfer_ = kv_transfer::StartOutgoingTransfer(context_.runtime->transport.get(),
                                                        spec_.destination.epoch, transfer_id_,
                                                        spec_.id.attempt);
@@ -183,7 +183,8 @@ void KvSendImpl::Complete(std::vector<FirstToken> first_tokens) {
 void KvSendImpl::Pump(Actions& actions) {
   if (next_block_ < ready_blocks_ && transfer_->num_in_flight() == 0) last_progress_ = absl::Now();
   for (; next_block_ < ready_blocks_; ++next_block_) {
-    if (first_sent_ == absl::InfinitePast()) first_sent_ = absl::Now();
+    last_sent_ = absl::Now();
+    if (first_sent_ == absl::InfinitePast()) first_sent_ = last_sent_;
     transfer_->SendBlock(static_cast<uint32_t>(next_block_ - cached_blocks_),
                          spec_.blocks[next_block_]);
   }
@@ -396,15 +397,20 @@ void KvSendImpl::Tick(absl::Time now) {
       completed_sends_ = completed;
       last_progress_ = now;
     }
-    const bool stalled = now - last_progress_ > context_.runtime->options.chunk_stall;
+    // The decode worker's patience is assumed to be our own.
+    const absl::Duration patience = context_.runtime->options.chunk_stall;
+    if (state_ == State::kSending && in_flight == 0 && now - last_sent_ > patience / 4) {
+      last_sent_ = now;
+      actions.push_back([transfer = transfer_] { transfer->SendHeartbeat(); });
+    }
+    const bool stalled = now - last_progress_ > patience;
     if (state_ == State::kSending && !transfer_->status().ok()) {
       StopLocked(absl::AbortedError(
                      absl::StrCat("sending blocks: ", std::string(transfer_->status().message()))),
                  /*tell_peer=*/true, actions);
     } else if (stalled && cause_.ok()) {
       StopLocked(absl::AbortedError(
-                     absl::StrCat("no send has completed for ",
-                                  absl::FormatDuration(context_.runtime->options.chunk_stall))),
+                     absl::StrCat("no send has completed for ", absl::FormatDuration(patience))),
                  /*tell_peer=*/true, actions);
     } else if (stalled && !fenced_) {
       fenced_ = true;

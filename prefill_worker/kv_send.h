@@ -90,6 +90,7 @@ class KvSendImpl final : public KvSend, public std::enable_shared_from_this<KvSe
   std::vector<std::function<void(bool)>> on_drained_for_peer_;
   int32_t completed_sends_ = 0;
   absl::Time last_progress_ = absl::InfinitePast();
+  absl::Time last_sent_ = absl::InfinitePast();  // a block or a heartbeat
   bool fenced_ = false;
   absl::Time first_sent_ = absl::InfinitePast();
   SendResult result_;

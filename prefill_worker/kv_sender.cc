@@ -1,8 +1,10 @@
 #include "prefill_worker/kv_sender.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -14,7 +16,7 @@
 namespace prefill_worker {
 namespace {
 
-constexpr absl::Duration kTick = absl::Milliseconds(100);
+constexpr auto kTick = std::chrono::milliseconds(100);
 
 // Refuses what is offered to it: nothing is sent to a prefill worker.
 class RefusingSink final : public kv_transfer::ReceiveSink {
@@ -45,6 +47,7 @@ class Sender final : public KvSender {
         }),
         links_(runtime, metrics, &calls_) {
     runtime_->transport->SetSink(&sink_);
+    ticker_ = std::thread([this] { RunTicker(); });
   }
   ~Sender() override { Close(); }
 
@@ -57,23 +60,9 @@ class Sender final : public KvSender {
       const std::lock_guard<std::mutex> lock(mutex_);
       sends_.insert(send);
     }
+    changed_.notify_all();
     send->Start();
     return send;
-  }
-
-  absl::Time Tick(absl::Time now) override {
-    int32_t live = 0;
-    for (const auto& send : Sends()) {
-      send->Tick(now);
-      if (!send->ended()) {
-        ++live;
-        continue;
-      }
-      const std::lock_guard<std::mutex> lock(mutex_);
-      sends_.erase(send);
-    }
-    metrics_->SetTransfersInFlight(live);
-    return live > 0 ? now + kTick : absl::InfiniteFuture();
   }
 
   void Close() override {
@@ -82,6 +71,8 @@ class Sender final : public KvSender {
       if (closed_) return;
       closed_ = true;
     }
+    changed_.notify_all();
+    ticker_.join();
     // The links' threads use the transport; after the transport no send is in flight; after the
     // calls no answer comes.
     for (const auto& send : Sends()) send->Silence();
@@ -96,6 +87,34 @@ class Sender final : public KvSender {
     return {sends_.begin(), sends_.end()};
   }
 
+  void RunTicker() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!closed_) {
+      if (sends_.empty()) {
+        changed_.wait(lock);
+        continue;
+      }
+      lock.unlock();
+      Tick(absl::Now());
+      lock.lock();
+      changed_.wait_for(lock, kTick, [this] { return closed_; });
+    }
+  }
+
+  void Tick(absl::Time now) {
+    int32_t live = 0;
+    for (const auto& send : Sends()) {
+      send->Tick(now);
+      if (!send->ended()) {
+        ++live;
+        continue;
+      }
+      const std::lock_guard<std::mutex> lock(mutex_);
+      sends_.erase(send);
+    }
+    metrics_->SetTransfersInFlight(live);
+  }
+
   void OnPeerLost(const kv_transfer::Epoch& peer, absl::Status cause) {
     links_.Drop(peer);
     for (const auto& send : Sends()) send->OnPeerLost(peer, cause);
@@ -108,8 +127,11 @@ class Sender final : public KvSender {
   PeerLinks links_;
 
   std::mutex mutex_;  // guards everything below
+  std::condition_variable changed_;
   bool closed_ = false;
   absl::flat_hash_set<std::shared_ptr<KvSendImpl>> sends_;
+
+  std::thread ticker_;  // last: it starts when everything else exists
 };
 
 }  // namespace

@@ -6,6 +6,10 @@
 // none of its sends is in flight: from then on its source blocks may be reused (rules M2, M5 of
 // serving.md 4).
 //
+// A thread of its own looks at the transfers, whatever the scheduler is doing: it fails stalled
+// ones, fences peers whose sends do not drain, and while the next blocks are still being computed
+// sends heartbeats, so that a decode worker tells a slow worker from a stopped one.
+//
 // Thread-safe.  Nothing here blocks a caller; `on_end` runs on any thread and must not block.
 
 #ifndef PREFILL_WORKER_KV_SENDER_H_
@@ -87,9 +91,6 @@ class KvSender {
   // before the first Start, which it happens before.
   virtual void SetOwnAddress(std::string address) = 0;
   virtual std::shared_ptr<KvSend> Start(SendSpec spec, std::function<void(SendResult)> on_end) = 0;
-  // Fails stalled transfers and fences peers whose sends do not drain.  Called every scheduler
-  // turn. Returns when it wants to be called next.
-  virtual absl::Time Tick(absl::Time now) = 0;
   // Ends what is left; no `on_end` runs after it.  Closes the transport.
   virtual void Close() = 0;
 };

@@ -7,17 +7,14 @@ namespace {
 
 constexpr double kMaxStepSeconds = 1;
 constexpr double kNewestWeight = 0.2;
-// Of the decode worker's patience: steps vary, and it waits for others meanwhile.
-constexpr double kStallShare = 1.0 / 3;
-constexpr double kTotalShare = 1.0 / 2;
+constexpr double kTotalShare = 1.0 / 2;  // of the decode worker's patience: steps vary
 
 }  // namespace
 
 Pacing::Pacing(int32_t chunk_tokens, int32_t block_size, double tokens_per_s,
-               absl::Duration chunk_stall, absl::Duration transfer_total)
+               absl::Duration transfer_total)
     : chunk_tokens_(chunk_tokens),
       block_size_(block_size),
-      chunk_stall_s_(absl::ToDoubleSeconds(chunk_stall)),
       transfer_total_s_(absl::ToDoubleSeconds(transfer_total)),
       tokens_per_s_(tokens_per_s) {}
 
@@ -37,9 +34,7 @@ int32_t Pacing::StepTokens() const {
 
 bool Pacing::MayReserve(int32_t remaining_tokens) const {
   if (tokens_per_s_ == 0 || remaining_tokens == 0) return true;
-  const double block_gap_s = std::max(StepTokens(), block_size_) / tokens_per_s_;
-  return block_gap_s <= chunk_stall_s_ * kStallShare &&
-         remaining_tokens / tokens_per_s_ <= transfer_total_s_ * kTotalShare;
+  return remaining_tokens / tokens_per_s_ <= transfer_total_s_ * kTotalShare;
 }
 
 }  // namespace prefill_worker

@@ -2,9 +2,8 @@
 // fast this worker has turned out to be.
 //
 // A fast worker reserves when it schedules a prompt's first chunk and sends while it computes.  A
-// slow one (a CPU with a large model) would exhaust the decode worker's patience between two blocks
-// or over the whole transfer: it computes first.  The decode workers' limits are assumed to be our
-// own.
+// slow one (a CPU with a large model) would exhaust the decode worker's patience with the whole
+// transfer: it computes first.  The decode workers' limit is assumed to be our own.
 //
 // Owned by the scheduler thread.
 
@@ -20,8 +19,8 @@ namespace prefill_worker {
 class Pacing final {
  public:
   // `tokens_per_s`: the start's measurement; 0: unknown, as fast as one likes.
-  // `chunk_stall`, `transfer_total`: worker_options.h.
-  Pacing(int32_t chunk_tokens, int32_t block_size, double tokens_per_s, absl::Duration chunk_stall,
+  // `transfer_total`: worker_options.h.
+  Pacing(int32_t chunk_tokens, int32_t block_size, double tokens_per_s,
          absl::Duration transfer_total);
 
   // A step of `tokens` rows took `seconds`.
@@ -37,7 +36,6 @@ class Pacing final {
  private:
   const int32_t chunk_tokens_;
   const int32_t block_size_;
-  const double chunk_stall_s_;
   const double transfer_total_s_;
   double tokens_per_s_;
 };

@@ -29,7 +29,7 @@ PrefillScheduler::PrefillScheduler(const PrefillOptions& options, worker::Worker
       metrics_(metrics),
       on_engine_failure_(std::move(on_engine_failure)),
       pacing_(options.chunk_tokens, runtime->block_size(), runtime->speed.prefill_tokens_per_s,
-              options.worker.chunk_stall, options.worker.transfer_total),
+              options.worker.transfer_total),
       penalty_slots_(runtime->engine->num_penalty_slots()),
       steps_{{runtime->engine->limits(), runtime->block_size(), &penalty_slots_},
              {runtime->engine->limits(), runtime->block_size(), &penalty_slots_}} {
@@ -76,9 +76,8 @@ void PrefillScheduler::Post(std::function<void()> command) {
 void PrefillScheduler::Run() {
   while (true) {
     RunCommands();
-    const absl::Time now = absl::Now();
     // Clean-up runs every turn, whether there is work or not.
-    const absl::Time next = std::min(CheckTimes(now), sender_->Tick(now));
+    const absl::Time next = CheckTimes(absl::Now());
     AdmitWaiting();
     const bool launched = in_flight_.size() < 2 && LaunchStep();
     if (!launched && !in_flight_.empty()) CollectStep();

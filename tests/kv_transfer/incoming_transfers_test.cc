@@ -6,6 +6,7 @@
 #include <atomic>
 #include <random>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kv_transfer/loopback_transport.h"
 #include "tests/kv_transfer/side.h"
@@ -189,6 +190,40 @@ TEST(IncomingTransfersTest, RandomHistoriesEndEveryTransferOnceAndLeaveNothing) 
   // Otherwise the histories would only show failures.
   EXPECT_GT(num_ok, kSeeds);
   EXPECT_LT(num_ok, kSeeds * kNumSenders * kTransfersPerSender);
+}
+
+// What has been started and does not end is stuck, whatever the sender says.
+TEST(IncomingTransfersTest, HeartbeatsDoNotHideAStuckReceive) {
+  const auto network = CreateLoopbackNetwork();
+  network->SetFaults([](const MessageHeader& header) {
+    return header.kind == MessageKind::kBlock ? LoopbackFault::kDelay : LoopbackFault::kNone;
+  });
+  const auto new_side = [&] {
+    const Epoch epoch = Epoch::Random();
+    return std::make_unique<Side>(epoch, CreateLoopbackTransport(network, epoch));
+  };
+  const auto sender = new_side(), receiver = new_side();
+  ASSERT_TRUE(sender->transport
+                  ->Connect(receiver->epoch, receiver->transport->addresses(), absl::Seconds(5))
+                  .ok());
+  Blocks source(1, 100), destination(1, 100);
+  const TransferId id = RandomId();
+  IncomingSpec spec = SpecFor(id, sender->epoch, destination);
+  spec.stall_timeout = absl::Milliseconds(200);
+  Promised<IncomingResult> ended;
+  ASSERT_TRUE(receiver->incoming
+                  ->Expect(std::move(spec),
+                           [ended](IncomingResult result) { ended.Set(std::move(result)); })
+                  .ok());
+  const auto outgoing = StartOutgoingTransfer(sender->transport.get(), receiver->epoch, id, 1);
+  outgoing->SendBlock(0, source[0]);
+  const absl::Time start = absl::Now();
+  while (!ended.Wait(absl::Milliseconds(10)).has_value()) {
+    ASSERT_LT(absl::Now() - start, absl::Seconds(20));
+    outgoing->SendHeartbeat();
+  }
+  EXPECT_THAT(std::string(ended.Wait()->status.message()), testing::HasSubstr("stalled"));
+  network->ReleaseDelayed();
 }
 
 }  // namespace

@@ -267,6 +267,56 @@ TEST_P(TransportContractTest, SilentTransferEndsAtItsDeadlineAndLeavesTheLink) {
   EXPECT_EQ(late.Wait().value().status.code(), StatusCode::kAborted);  // never announced
 }
 
+TEST_P(TransportContractTest, ASlowSenderIsWaitedForWhileItsHeartbeatsCome) {
+  constexpr absl::Duration kStall = absl::Milliseconds(500);
+  Blocks source(1, 3000), destination(1, 3000);
+  source.Fill(9);
+  Promised<IncomingResult> ended;
+  const TransferId id = Expect(*a_, *b_, destination, ended, kStall);
+  const auto outgoing = StartOutgoingTransfer(a_->transport.get(), b_->epoch, id, /*attempt=*/1);
+  const absl::Time start = absl::Now();
+  while (absl::Now() - start < 3 * kStall) {
+    outgoing->SendHeartbeat();
+    ASSERT_FALSE(ended.Wait(kStall / 20).has_value()) << ended.Wait()->status;
+  }
+  outgoing->SendBlock(0, source[0]);
+  Promised<OutgoingResult> drained;
+  outgoing->Finish([drained](OutgoingResult result) { drained.Set(std::move(result)); });
+  const OutgoingResult sent = drained.Wait().value();
+  EXPECT_TRUE(sent.status.ok()) << sent.status;
+  EXPECT_EQ(sent.blocks, 1);
+  EXPECT_EQ(sent.bytes, 3000u);
+  outgoing->SendHeartbeat();  // too late, and harmless
+  EXPECT_TRUE(b_->incoming->Announce(id, sent.blocks, sent.bytes).ok());
+  EXPECT_TRUE(ended.Wait().value().status.ok());
+  EXPECT_TRUE(destination.HavePattern(9));
+}
+
+TEST_P(TransportContractTest, AHeartbeatSpeaksForItsOwnTransferOnly) {
+  Blocks destination(1, 100);
+  Promised<IncomingResult> ended;
+  const TransferId id = Expect(*a_, *b_, destination, ended, absl::Milliseconds(300));
+  MessageHeader stale = a_->HeaderTo(*b_, id, 0, 0);
+  stale.kind = MessageKind::kHeartbeat;
+  stale.attempt = 7;
+  MessageHeader other = stale;
+  other.attempt = 1;
+  other.transfer_id = RandomId();
+  MessageHeader full = stale;
+  full.attempt = 1;
+  full.length = 100;
+  std::vector<std::byte> bytes(100);
+  const absl::Time start = absl::Now();
+  while (!ended.Wait(absl::Milliseconds(10)).has_value()) {
+    ASSERT_LT(absl::Now() - start, absl::Seconds(20));
+    (void)a_->SendAndWait(b_->epoch, stale, {});
+    (void)a_->SendAndWait(b_->epoch, other, {});
+    (void)a_->SendAndWait(b_->epoch, full, bytes);
+  }
+  EXPECT_EQ(ended.Wait()->status.code(), StatusCode::kAborted);
+  EXPECT_EQ(destination.Foreign(), 0);
+}
+
 TEST_P(TransportContractTest, AbortedTransferWritesNothingAfterItsEnd) {
   constexpr int kRounds = 20;
   int num_cut = 0;

@@ -322,6 +322,28 @@ TEST_F(PrefillFixture, ASuspendedDecodeWorkerIsFenced) {
   ExpectEverythingGivenBack();
 }
 
+TEST_F(PrefillFixture, ASlowWorkerKeepsItsReservation) {
+  constexpr absl::Duration kPatience = absl::Milliseconds(800);
+  PrefillOptions options = TestOptions();
+  options.worker.chunk_stall = kPatience;
+  StartWorker(options);
+  auto decode = NewDecode(/*stall=*/kPatience);
+  SendSpec spec;
+  spec.id = {.request_id = "slow", .attempt = 1};
+  spec.destination = {.address = decode->address(), .epoch = decode->epoch};
+  spec.num_tokens = kBlockSize;
+  spec.blocks.push_back(runtime_->block(1));
+  std::promise<SendResult> promise;
+  std::future<SendResult> result = promise.get_future();
+  const auto send =
+      sender_->Start(spec, [&](SendResult ended) { promise.set_value(std::move(ended)); });
+  // Its chunk takes three times what the decode worker waits for a silent one.
+  ASSERT_EQ(result.wait_for(absl::ToChronoMilliseconds(3 * kPatience)), std::future_status::timeout)
+      << result.get().status;
+  send->Complete({FirstToken{}});
+  EXPECT_TRUE(result.get().status.ok());
+}
+
 TEST_F(PrefillFailuresTest, TheDecodeWorkerMayStopATransfer) {
   DelayBlocks();
   PrefillCall call(stub_.get(), Request("a", Tokens(300, 1), *decode_));
