@@ -96,7 +96,7 @@ void Decode(kernels::cpu::ThreadPool& pool, KvFormat format, const char* name, i
   kernels::KvPages pages;
   pages.format = format;
   pages.block_size = kBlockSize;
-  pages.entry_bytes = kernels::LatentEntryBytes(format, kRank, kRope);
+  pages.entry_bytes = kernels::KvEntryBytes(format, kRank, kRope);
   pages.block_stride = int64_t{pages.entry_bytes} * kBlockSize;
   const int32_t blocks_per_seq = (kv_len + kBlockSize - 1) / kBlockSize;
   const int32_t num_keys = kv_len * num_seqs;

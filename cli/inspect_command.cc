@@ -89,7 +89,7 @@ void PrintCache(const model::ModelConfig& config, std::ostream& out) {
   for (const kernels::KvFormat format :
        {kernels::KvFormat::kFloat32, kernels::KvFormat::kBfloat16, kernels::KvFormat::kFp8Latent}) {
     const int32_t entry_bytes =
-        kernels::LatentEntryBytes(format, config.kv_lora_rank, config.qk_rope_head_dim);
+        kernels::KvEntryBytes(format, config.kv_lora_rank, config.qk_rope_head_dim);
     model::CacheSpec spec;
     spec.block_size = kBlockSize;
     spec.groups.push_back({.name = "latent",

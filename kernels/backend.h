@@ -20,9 +20,11 @@
 #include "kernels/absorbed_decode.h"
 #include "kernels/head_and_sample.h"
 #include "kernels/hyper_connection.h"
+#include "kernels/indexer.h"
 #include "kernels/linear.h"
 #include "kernels/moe.h"
 #include "kernels/ragged_mha.h"
+#include "kernels/sparse_decode.h"
 #include "kernels/store_kv.h"
 #include "kernels/tensor.h"
 
@@ -47,6 +49,13 @@ class AttentionBackend {
   // For at most max_rows query rows a call, each of a sequence with at most max_splits_per_seq splits.
   virtual int64_t AbsorbedDecodeWorkspaceBytes(int32_t max_rows, int32_t max_splits_per_seq,
                                                int32_t num_heads, int32_t kv_lora_rank) const = 0;
+  virtual absl::Status SparseDecode(const LaunchContext& context,
+                                    const SparseDecodeParams& params) = 0;
+  virtual absl::Status SparsePrefill(const LaunchContext& context,
+                                     const SparseDecodeParams& params) = 0;
+  // For either, at most max_rows query rows a call, each with at most max_width indices.
+  virtual int64_t SparseDecodeWorkspaceBytes(int32_t max_rows, int32_t max_width, int32_t num_heads,
+                                             int32_t value_dim) const = 0;
 };
 
 class Backend {
@@ -81,6 +90,9 @@ class Backend {
   virtual absl::Status Rope(const LaunchContext& context, const RopeParams& params) = 0;
   virtual absl::Status StoreKv(const LaunchContext& context, const StoreKvParams& params) = 0;
   virtual absl::Status GatherKv(const LaunchContext& context, const GatherKvParams& params) = 0;
+  virtual absl::Status IndexerLogits(const LaunchContext& context,
+                                     const IndexerLogitsParams& params) = 0;
+  virtual absl::Status TopKSlots(const LaunchContext& context, const TopKSlotsParams& params) = 0;
   virtual absl::Status Moe(const LaunchContext& context, const MoeParams& params) = 0;
   virtual int64_t MoeWorkspaceBytes(int32_t max_rows, const GateConfig& gate, int64_t hidden_size,
                                     int64_t moe_intermediate_size) const = 0;

@@ -42,20 +42,26 @@ struct WeightTensor {
   int64_t scale_block_cols = 128;
 };
 
-// How one entry of a cache group is stored (models.md 9).
+// How the entries of a cache group are stored (models.md 9).  An entry is `dim` values and after them
+// `rope_dim` rotary ones, which fp8 formats keep as bf16.  Scales multiply: value = stored * scale.
 enum class KvFormat : uint8_t {
-  kFloat32,     // values as float32
-  kBfloat16,    // values as bf16
-  kFp8Latent,   // e4m3 latent, one float32 scale per 128 values, bf16 k_rope (656 B at 512 + 64)
+  kFloat32,      // values as float32
+  kBfloat16,     // values as bf16
+  kFp8Latent,    // e4m3 values, float32 scales (one per 128 values), rotary ones (656 B at 512 + 64)
+  kFp8IndexKey,  // no rotary ones.  Of a block: every entry's e4m3 values, then every entry's float32
+                 // scales, one per 128 values (132 B at 128)
+  kFp8SharedKv,  // V4's K = V.  Of a block: every entry's e4m3 values and rotary ones, then every
+                 // entry's scale bytes 2^(byte - 127), one per 64 values, padded with zeros to a
+                 // multiple of 8 (584 B at 448 + 64)
 };
 
-// One (group, layer) of the block-major cache: entry i of block b starts at
-//   base + b * block_stride + i * entry_bytes.
+// One (group, layer) of the block-major cache: block b starts at base + b * block_stride; in the
+// first three formats entry i of it lies i * entry_bytes further on.
 struct KvPages {
   std::byte* base = nullptr;            // of this layer in block 0
   int64_t block_stride = 0;             // bytes
-  int32_t block_size = 0;               // tokens (= entries for latent groups)
-  int32_t entry_bytes = 0;
+  int32_t block_size = 0;               // entries of a block (tokens, where every token has one)
+  int32_t entry_bytes = 0;              // scales included
   KvFormat format = KvFormat::kFloat32;
 };
 

@@ -73,6 +73,10 @@ std::string_view KvFormatName(kernels::KvFormat format) {
       return "bfloat16";
     case kernels::KvFormat::kFp8Latent:
       return "fp8";
+    case kernels::KvFormat::kFp8IndexKey:
+      return "fp8_index_key";
+    case kernels::KvFormat::kFp8SharedKv:
+      return "fp8_shared_kv";
   }
   return "unknown";
 }

@@ -20,7 +20,7 @@ CacheLayout LatentLayout(const ModelConfig& config, const NetworkOptions& option
   spec.block_size = options.block_size;
   spec.groups.push_back({.name = "latent",
                          .layers = config.num_hidden_layers,
-                         .entry_bytes = kernels::LatentEntryBytes(
+                         .entry_bytes = kernels::KvEntryBytes(
                              options.kv_format, config.kv_lora_rank, config.qk_rope_head_dim),
                          .format = options.kv_format});
   return CacheLayout(std::move(spec));

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/attention_tile.h"
 #include "kernels/cpu/head_linear.h"
-#include "kernels/cpu/latent_entry.h"
+#include "kernels/cpu/kv_entry.h"
 #include "kernels/cpu/thread_scratch.h"
 
 namespace kernels::cpu {
@@ -42,8 +42,7 @@ absl::Status CheckShapes(const AbsorbedDecodeParams& params) {
                                                    " heads, v_head_dim ", params.v_head_dim, ", ",
                                                    params.num_splits, " splits"));
   }
-  absl::Status status =
-      CheckLatentPages(params.pages, params.kv_lora_rank, params.qk_rope_head_dim);
+  absl::Status status = CheckKvPages(params.pages, params.kv_lora_rank, params.qk_rope_head_dim);
   if (!status.ok()) return status;
   if (params.cu_seqlens_q == nullptr || params.kv_len == nullptr ||
       (params.num_splits > 0 && (params.splits == nullptr || params.block_table == nullptr))) {
@@ -203,13 +202,12 @@ void LoadKeys(const AbsorbedDecodeParams& params, int32_t seq, int32_t begin, in
   for (int32_t j = 0; j < count; ++j) {
     const int32_t key = begin + j;
     const int64_t block = blocks[key / pages.block_size];
-    const std::byte* entry = pages.base + block * pages.block_stride +
-                             int64_t{key % pages.block_size} * pages.entry_bytes;
+    const EntryPlace place{pages.base + block * pages.block_stride, key % pages.block_size};
     if (pages.format == KvFormat::kFloat32) {
-      keys.k0[j] = reinterpret_cast<const float*>(entry);
+      keys.k0[j] = reinterpret_cast<const float*>(EntryAt(pages, place));
     } else {
       float* latent = decoded + int64_t{j} * (rank + params.qk_rope_head_dim);
-      DecodeEntry(pages.format, entry, rank, params.qk_rope_head_dim, latent, latent + rank);
+      LoadEntry(pages, place, rank, params.qk_rope_head_dim, latent, latent + rank);
       keys.k0[j] = latent;
     }
     keys.k1[j] = keys.k0[j] + rank;

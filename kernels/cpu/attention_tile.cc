@@ -12,12 +12,6 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int32_t kRowsTogether = 4;
 
-const TilePrimitives& Primitives() {
-  static const TilePrimitives& primitives =
-      Avx2TilePrimitives() != nullptr ? *Avx2TilePrimitives() : PortableTilePrimitives();
-  return primitives;
-}
-
 void PortableScores(const TileShape& shape, const TileRows& rows, int32_t first_row,
                     const TileKeys& keys, int32_t num_keys, float* scores) {
   for (int32_t i = first_row; i < rows.count; ++i) {
@@ -70,6 +64,12 @@ void PortableAddValues(int32_t num_rows, const float* weights, const float* cons
 
 }  // namespace
 
+const TilePrimitives& BestTilePrimitives() {
+  static const TilePrimitives& primitives =
+      Avx2TilePrimitives() != nullptr ? *Avx2TilePrimitives() : PortableTilePrimitives();
+  return primitives;
+}
+
 const TilePrimitives& PortableTilePrimitives() {
   static constexpr TilePrimitives kPrimitives = {PortableScores, PortableSoftmax,
                                                  PortableAddValues};
@@ -86,7 +86,7 @@ void AttendTile(const TileShape& shape, const TileKeys& keys, TileRows& rows) {
   int32_t first_row = 0;
   while (first_row < rows.count && rows.num_visible[first_row] <= 0) ++first_row;
   if (first_row == rows.count) return;
-  const TilePrimitives& primitives = Primitives();
+  const TilePrimitives& primitives = BestTilePrimitives();
   alignas(64) float scores[kMaxTileRows * kMaxTileKeys];
   primitives.scores(shape, rows, first_row, keys, rows.num_visible[rows.count - 1], scores);
 

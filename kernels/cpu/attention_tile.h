@@ -1,5 +1,5 @@
-// The inner loop of attention, shared by RaggedMha and AbsorbedDecode: some query rows against one
-// tile of keys, with a running softmax.
+// The inner loop of attention, shared by RaggedMha, AbsorbedDecode and SparseDecode: some query
+// rows against one tile of keys, with a running softmax.
 //
 //   score[i, j] = softmax_scale * (q0[i] . k0[j] + q1[i] . k1[j])        j < num_visible[i]
 //   acc[i]      = sum_j exp(score - max[i]) * v[j],   sum[i] = sum_j exp(score - max[i])

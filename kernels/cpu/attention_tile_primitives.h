@@ -1,4 +1,4 @@
-// The three steps of AttendTile in each instruction set; attention_tile.cc chooses at run time.
+// The three steps of AttendTile in each instruction set; scores are the indexer's too.
 
 #ifndef KERNELS_CPU_ATTENTION_TILE_PRIMITIVES_H_
 #define KERNELS_CPU_ATTENTION_TILE_PRIMITIVES_H_
@@ -22,6 +22,9 @@ struct TilePrimitives {
   void (*add_values)(int32_t num_rows, const float* weights, const float* const* v, int32_t begin,
                      int32_t end, const float* correction, int32_t value_dim, float* const* acc);
 };
+
+// The fastest this machine has.
+const TilePrimitives& BestTilePrimitives();
 
 const TilePrimitives& PortableTilePrimitives();
 // Null where the processor (or the build) lacks AVX2 or FMA.

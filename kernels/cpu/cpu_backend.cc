@@ -13,10 +13,12 @@
 #include "kernels/cpu/head_and_sample.h"
 #include "kernels/cpu/head_linear.h"
 #include "kernels/cpu/hyper_connection.h"
+#include "kernels/cpu/indexer.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/moe.h"
 #include "kernels/cpu/ragged_mha.h"
 #include "kernels/cpu/rope.h"
+#include "kernels/cpu/sparse_decode.h"
 #include "kernels/cpu/store_kv.h"
 #include "kernels/cpu/thread_pool.h"
 
@@ -49,6 +51,16 @@ class CpuAttention final : public AttentionBackend {
   int64_t AbsorbedDecodeWorkspaceBytes(int32_t max_rows, int32_t max_splits_per_seq,
                                        int32_t num_heads, int32_t kv_lora_rank) const override {
     return cpu::AbsorbedDecodeWorkspaceBytes(max_rows, max_splits_per_seq, num_heads, kv_lora_rank);
+  }
+  absl::Status SparseDecode(const LaunchContext&, const SparseDecodeParams& params) override {
+    return cpu::SparseDecode(pool_, params);
+  }
+  absl::Status SparsePrefill(const LaunchContext&, const SparseDecodeParams& params) override {
+    return cpu::SparseDecode(pool_, params);
+  }
+  int64_t SparseDecodeWorkspaceBytes(int32_t max_rows, int32_t /*max_width*/, int32_t num_heads,
+                                     int32_t value_dim) const override {
+    return cpu::SparseDecodeWorkspaceBytes(max_rows, num_heads, value_dim);
   }
 
  private:
@@ -132,6 +144,12 @@ class CpuBackend final : public Backend {
   }
   absl::Status GatherKv(const LaunchContext&, const GatherKvParams& params) override {
     return cpu::GatherKv(pool_, params);
+  }
+  absl::Status IndexerLogits(const LaunchContext&, const IndexerLogitsParams& params) override {
+    return cpu::IndexerLogits(pool_, params);
+  }
+  absl::Status TopKSlots(const LaunchContext&, const TopKSlotsParams& params) override {
+    return cpu::TopKSlots(pool_, params);
   }
   absl::Status Moe(const LaunchContext&, const MoeParams& params) override {
     return cpu::Moe(pool_, params);

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cpu/latent_entry.h"
+#include "kernels/cpu/kv_entry.h"
 
 namespace kernels::cpu {
 namespace {
@@ -17,7 +17,7 @@ absl::Status GatherKv(ThreadPool& pool, const GatherKvParams& params) {
     return absl::InvalidArgumentError(absl::StrCat("gather_kv: ", params.num_rows, " rows"));
   }
   if (params.num_rows == 0) return absl::OkStatus();
-  absl::Status status = CheckLatentPages(params.pages, params.kv_lora_rank, params.rope_dim);
+  absl::Status status = CheckKvPages(params.pages, params.kv_lora_rank, params.rope_dim);
   if (!status.ok()) return status;
   if (params.slots == nullptr || params.latent == nullptr ||
       (params.k_rope == nullptr && params.rope_dim > 0)) {
@@ -36,8 +36,8 @@ absl::Status GatherKv(ThreadPool& pool, const GatherKvParams& params) {
         std::fill_n(k_rope, params.rope_dim, 0.0f);
         continue;
       }
-      DecodeEntry(params.pages.format, EntryOfSlot(params.pages, params.slots[row]),
-                  params.kv_lora_rank, params.rope_dim, latent, k_rope);
+      LoadEntry(params.pages, PlaceOfSlot(params.pages, params.slots[row]), params.kv_lora_rank,
+                params.rope_dim, latent, k_rope);
     }
   });
   return absl::OkStatus();

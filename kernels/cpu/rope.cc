@@ -9,6 +9,23 @@ namespace {
 
 constexpr int32_t kRowsPerTask = 16;
 
+// `direction`: 1, or -1 for the angle negated; the product with it is exact.
+void RotateBy(const RopeTable& rope, int32_t position, float direction, float* x) {
+  const int32_t half = rope.rope_dim / 2;
+  const bool interleaved = rope.layout == RopeLayout::kInterleaved;
+  const int32_t stride = interleaved ? 2 : 1;              // from pair to pair
+  const int32_t partner = interleaved ? 1 : half;          // from a pair's first to its second
+  const float* cos = rope.cos + int64_t{position} * half;  // [half]
+  const float* sin = rope.sin + int64_t{position} * half;
+  for (int32_t i = 0; i < half; ++i) {
+    const float a = x[i * stride];
+    const float b = x[i * stride + partner];
+    const float s = direction * sin[i];
+    x[i * stride] = a * cos[i] - b * s;
+    x[i * stride + partner] = b * cos[i] + a * s;
+  }
+}
+
 }  // namespace
 
 absl::Status CheckRopeTable(const RopeTable& rope) {
@@ -32,24 +49,11 @@ absl::Status CheckPosition(const RopeTable& rope, int32_t row, int32_t position)
 }
 
 void Rotate(const RopeTable& rope, int32_t position, float* x) {
-  const int32_t half = rope.rope_dim / 2;
-  const float* cos = rope.cos + int64_t{position} * half;  // [half]
-  const float* sin = rope.sin + int64_t{position} * half;
-  if (rope.layout == RopeLayout::kInterleaved) {
-    for (int32_t i = 0; i < half; ++i) {
-      const float a = x[2 * i];
-      const float b = x[2 * i + 1];
-      x[2 * i] = a * cos[i] - b * sin[i];
-      x[2 * i + 1] = b * cos[i] + a * sin[i];
-    }
-  } else {
-    for (int32_t i = 0; i < half; ++i) {
-      const float a = x[i];
-      const float b = x[i + half];
-      x[i] = a * cos[i] - b * sin[i];
-      x[i + half] = b * cos[i] + a * sin[i];
-    }
-  }
+  RotateBy(rope, position, /*direction=*/1.0f, x);
+}
+
+void RotateBack(const RopeTable& rope, int32_t position, float* x) {
+  RotateBy(rope, position, /*direction=*/-1.0f, x);
 }
 
 absl::Status Rope(ThreadPool& pool, const RopeParams& params) {

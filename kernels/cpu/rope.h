@@ -18,6 +18,8 @@ absl::Status Rope(ThreadPool& pool, const RopeParams& params);
 
 // x [rope_dim] <- R(position) x.  REQUIRES: 0 <= position < max_positions.
 void Rotate(const RopeTable& rope, int32_t position, float* x);
+// x <- R(-position) x.
+void RotateBack(const RopeTable& rope, int32_t position, float* x);
 
 // Errors: kInvalidArgument if the table is not one.
 absl::Status CheckRopeTable(const RopeTable& rope);

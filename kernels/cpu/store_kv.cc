@@ -1,49 +1,88 @@
 #include "kernels/cpu/store_kv.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cpu/latent_entry.h"
+#include "kernels/cpu/kv_entry.h"
 #include "kernels/cpu/rms_norm.h"
 #include "kernels/cpu/rope.h"
 #include "kernels/cpu/thread_scratch.h"
+#include "status/status_macros.h"
 
 namespace kernels::cpu {
 namespace {
 
 constexpr int32_t kRowsPerTask = 8;
 
+absl::Status CheckIndexKey(const IndexKeyParams& params) {
+  if (params.dim == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckRopeTable(params.rope));
+  if (params.rope.rope_dim > params.dim) {
+    return absl::InvalidArgumentError(absl::StrCat("store_kv: index keys of ", params.dim,
+                                                   " values, ", params.rope.rope_dim, " rotary"));
+  }
+  if (params.key == nullptr || params.norm_weight == nullptr || params.norm_bias == nullptr) {
+    return absl::InvalidArgumentError(
+        "store_kv: key, norm_weight or norm_bias of the index keys is null");
+  }
+  return CheckKvPages(params.pages, params.dim, /*rope_dim=*/0);
+}
+
 absl::Status Check(const StoreKvParams& params) {
-  if (absl::Status status = CheckRopeTable(params.rope); !status.ok()) return status;
-  absl::Status status = CheckLatentPages(params.pages, params.kv_lora_rank, params.rope.rope_dim);
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(CheckRopeTable(params.rope));
+  RETURN_IF_ERROR(CheckKvPages(params.pages, params.kv_lora_rank, params.rope.rope_dim));
+  RETURN_IF_ERROR(CheckIndexKey(params.index_key));
   if (params.kv_a == nullptr || params.norm_weight == nullptr || params.positions == nullptr ||
       params.slots == nullptr) {
     return absl::InvalidArgumentError("store_kv: kv_a, norm_weight, positions or slots is null");
   }
   for (int32_t row = 0; row < params.num_rows; ++row) {
-    if (params.slots[row] < 0 || params.rope.rope_dim == 0) continue;
-    status = CheckPosition(params.rope, row, params.positions[row]);
-    if (!status.ok()) return status;
+    if (params.slots[row] < 0) continue;
+    for (const RopeTable* rope : {&params.rope, &params.index_key.rope}) {
+      if (rope->rope_dim == 0) continue;
+      RETURN_IF_ERROR(CheckPosition(*rope, row, params.positions[row]));
+    }
   }
   return absl::OkStatus();
 }
 
-void StoreRow(const StoreKvParams& params, int32_t row) {
-  thread_local ThreadScratch<float> scratch;
+void StoreLatent(const StoreKvParams& params, int32_t row, float* scratch) {
   const int32_t rank = params.kv_lora_rank;
   const int32_t rope_dim = params.rope.rope_dim;
   const float* kv_a = params.kv_a + row * params.kv_a_row_stride;
-  float* latent = scratch.Get(static_cast<size_t>(rank) + rope_dim);
+  float* latent = scratch;
   float* k_rope = latent + rank;
   RmsNormRow(kv_a, params.norm_weight, params.norm_eps, rank, latent);
   if (rope_dim > 0) {
     std::memcpy(k_rope, kv_a + rank, sizeof(float) * static_cast<size_t>(rope_dim));
     Rotate(params.rope, params.positions[row], k_rope);
   }
-  EncodeEntry(params.pages.format, latent, rank, k_rope, rope_dim,
-              EntryOfSlot(params.pages, params.slots[row]));
+  StoreEntry(params.pages, PlaceOfSlot(params.pages, params.slots[row]), latent, rank, k_rope,
+             rope_dim);
+}
+
+void LayerNormRow(const float* x, const float* weight, const float* bias, float eps, int32_t n,
+                  float* out) {
+  double sum = 0;
+  for (int32_t i = 0; i < n; ++i) sum += x[i];
+  const double mean = sum / n;
+  double squares = 0;
+  for (int32_t i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+  const double inverse = 1.0 / std::sqrt(squares / n + static_cast<double>(eps));
+  for (int32_t i = 0; i < n; ++i) {
+    out[i] = static_cast<float>((x[i] - mean) * inverse) * weight[i] + bias[i];
+  }
+}
+
+void StoreIndexKey(const StoreKvParams& params, int32_t row, float* scratch) {
+  const IndexKeyParams& index = params.index_key;
+  LayerNormRow(index.key + row * index.key_row_stride, index.norm_weight, index.norm_bias,
+               index.norm_eps, index.dim, scratch);
+  if (index.rope.rope_dim > 0) Rotate(index.rope, params.positions[row], scratch);
+  StoreEntry(index.pages, PlaceOfSlot(index.pages, params.slots[row]), scratch, index.dim, nullptr,
+             0);
 }
 
 }  // namespace
@@ -53,13 +92,18 @@ absl::Status StoreKv(ThreadPool& pool, const StoreKvParams& params) {
     return absl::InvalidArgumentError(absl::StrCat("store_kv: ", params.num_rows, " rows"));
   }
   if (params.num_rows == 0) return absl::OkStatus();
-  if (absl::Status status = Check(params); !status.ok()) return status;
+  RETURN_IF_ERROR(Check(params));
   const int64_t num_tasks = (params.num_rows + kRowsPerTask - 1) / kRowsPerTask;
   pool.ParallelFor(num_tasks, [&](int64_t task) {
+    thread_local ThreadScratch<float> scratch;
+    float* values = scratch.Get(static_cast<size_t>(
+        std::max(params.kv_lora_rank + params.rope.rope_dim, params.index_key.dim)));
     const int32_t begin = static_cast<int32_t>(task) * kRowsPerTask;
     const int32_t end = std::min(begin + kRowsPerTask, params.num_rows);
     for (int32_t row = begin; row < end; ++row) {
-      if (params.slots[row] >= 0) StoreRow(params, row);
+      if (params.slots[row] < 0) continue;
+      StoreLatent(params, row, values);
+      if (params.index_key.dim > 0) StoreIndexKey(params, row, values);
     }
   });
   return absl::OkStatus();

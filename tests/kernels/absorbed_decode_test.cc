@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/head_linear.h"
-#include "kernels/cpu/latent_entry.h"
+#include "kernels/cpu/kv_entry.h"
 #include "kernels/cpu/ragged_mha.h"
 #include "kernels/store_kv.h"
 #include "tests/kernels/random_tensor.h"
@@ -56,7 +56,7 @@ struct Batch {
     max_blocks += 2;
     pages.format = format;
     pages.block_size = block_size;
-    pages.entry_bytes = LatentEntryBytes(format, dims.rank, dims.rope) + 4;
+    pages.entry_bytes = KvEntryBytes(format, dims.rank, dims.rope) + 4;
     pages.entry_bytes = (pages.entry_bytes + 3) / 4 * 4;
     pages.block_stride = int64_t{pages.entry_bytes} * block_size + 64;
     physical.resize(2 * num_blocks + 1);
@@ -84,14 +84,13 @@ struct Batch {
       for (int32_t j = 0; j < kv_lens[s]; ++j) {
         const int32_t index = j / pages.block_size;
         if (j % pages.block_size == 0) block_table[s * max_blocks + index] = physical[next++];
-        std::byte* entry =
-            EntryOfSlot(pages, int64_t{block_table[s * max_blocks + index]} * pages.block_size +
+        const EntryPlace place =
+            PlaceOfSlot(pages, int64_t{block_table[s * max_blocks + index]} * pages.block_size +
                                    j % pages.block_size);
         const int64_t at = int64_t{j} * (dims.rank + dims.rope);
-        EncodeEntry(pages.format, &entries[s][at], dims.rank, &entries[s][at + dims.rank],
-                    dims.rope, entry);
-        DecodeEntry(pages.format, entry, dims.rank, dims.rope, &decoded[s][at],
-                    &decoded[s][at + dims.rank]);
+        StoreEntry(pages, place, &entries[s][at], dims.rank, &entries[s][at + dims.rank],
+                   dims.rope);
+        LoadEntry(pages, place, dims.rank, dims.rope, &decoded[s][at], &decoded[s][at + dims.rank]);
       }
     }
   }
@@ -291,8 +290,9 @@ TEST_P(AbsorbedDecodeTest, KeysOfLaterRowsDoNotLeakIntoEarlierOnes) {
   for (int32_t row = 0; row < 4; ++row) {
     Batch poisoned({2, 40, 6}, GetParam(), 16, {5}, {70}, 32, 9);
     for (int32_t key = 70 - 5 + row + 1; key < 70; ++key) {
-      std::byte* entry =
-          EntryOfSlot(poisoned.pages, int64_t{poisoned.block_table[key / 16]} * 16 + key % 16);
+      std::byte* entry = EntryAt(
+          poisoned.pages,
+          PlaceOfSlot(poisoned.pages, int64_t{poisoned.block_table[key / 16]} * 16 + key % 16));
       std::fill_n(entry, poisoned.pages.entry_bytes, std::byte{0xff});
     }
     poisoned.Run(pool_);

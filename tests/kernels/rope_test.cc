@@ -72,6 +72,17 @@ TEST_P(RopeTest, RotatesPairsAndNothingElse) {
   }
 }
 
+TEST_P(RopeTest, RotatingBackUndoesIt) {
+  const Table table(6, 50, GetParam());
+  const std::vector<float> before = RandomTensor(6, 2);
+  for (const int32_t position : {0, 1, 49}) {
+    std::vector<float> x = before;
+    Rotate(table.table, position, x.data());
+    RotateBack(table.table, position, x.data());
+    EXPECT_TRUE(numerics::AllClose<float>(x, before, {.abs = 1e-6}));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, RopeTest,
                          ::testing::Values(RopeLayout::kInterleaved, RopeLayout::kHalfSplit));
 

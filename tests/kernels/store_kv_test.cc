@@ -8,7 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/gather_kv.h"
-#include "kernels/cpu/latent_entry.h"
+#include "kernels/cpu/kv_entry.h"
 #include "tests/kernels/random_tensor.h"
 #include "tests/numerics/compare.h"
 
@@ -46,7 +46,7 @@ class StoreKvTest : public ::testing::TestWithParam<KvFormat> {
     }
     pages_.block_size = kBlockSize;
     pages_.format = GetParam();
-    pages_.entry_bytes = LatentEntryBytes(GetParam(), rank, rope_dim) + 4;
+    pages_.entry_bytes = KvEntryBytes(GetParam(), rank, rope_dim) + 4;
     pages_.block_stride = pages_.entry_bytes * kBlockSize + 12;
     memory_.assign(pages_.block_stride * kNumBlocks, std::byte{0xff});
     pages_.base = memory_.data();
@@ -150,11 +150,11 @@ TEST_P(StoreKvTest, WritesItsEntriesAndNotAByteElse) {
   std::vector<bool> ours(memory_.size(), false);
   for (int32_t row = 0; row < num_rows_; ++row) {
     if (slots_[row] < 0) continue;
-    const std::byte* entry = EntryOfSlot(pages_, slots_[row]);
+    const std::byte* entry = EntryAt(pages_, PlaceOfSlot(pages_, slots_[row]));
     const int64_t begin = entry - memory_.data();
     EXPECT_EQ(begin, slots_[row] / kBlockSize * pages_.block_stride +
                          slots_[row] % kBlockSize * pages_.entry_bytes);
-    std::fill_n(ours.begin() + begin, LatentEntryBytes(GetParam(), 130, 6), true);
+    std::fill_n(ours.begin() + begin, KvEntryBytes(GetParam(), 130, 6), true);
   }
   for (size_t i = 0; i < memory_.size(); ++i) {
     if (!ours[i]) {
@@ -186,6 +186,111 @@ TEST_P(StoreKvTest, GatherGivesZerosForNoSlot) {
   EXPECT_THAT(read, ::testing::Each(0.0f));
 }
 
+// Index keys of the same rows, in pages of their own; the latents stay what they are.
+class StoreIndexKeyTest : public StoreKvTest {
+ protected:
+  void Make(int32_t dim, int32_t rope_dim) {
+    StoreKvTest::Make(/*rank=*/24, rope_dim, /*num_rows=*/20);
+    dim_ = dim;
+    key_ = RandomTensor(num_rows_ * (dim + 1), 11, 3);
+    for (float& value : key_) value += 0.7f;  // a mean to take away
+    norm_weight_ = RandomTensor(dim, 12);
+    norm_bias_ = RandomTensor(dim, 13);
+    KvPages& pages = params_.index_key.pages;
+    pages.format = IndexFormat();
+    pages.block_size = kBlockSize;
+    pages.entry_bytes = KvEntryBytes(pages.format, dim, 0);
+    pages.block_stride = pages.entry_bytes * kBlockSize + 12;
+    keys_.assign(pages.block_stride * kNumBlocks, std::byte{0xff});
+    pages.base = keys_.data();
+    params_.index_key.dim = dim;
+    params_.index_key.key = key_.data();
+    params_.index_key.key_row_stride = dim + 1;
+    params_.index_key.norm_weight = norm_weight_.data();
+    params_.index_key.norm_bias = norm_bias_.data();
+    params_.index_key.rope = params_.rope;
+    params_.index_key.rope.layout = RopeLayout::kHalfSplit;
+  }
+
+  static KvFormat IndexFormat() {
+    return GetParam() == KvFormat::kFp8Latent ? KvFormat::kFp8IndexKey : GetParam();
+  }
+
+  std::vector<double> ExactKey(int32_t row) const {
+    const float* x = key_.data() + row * (dim_ + 1);
+    double mean = 0, variance = 0;
+    for (int32_t i = 0; i < dim_; ++i) mean += static_cast<double>(x[i]) / dim_;
+    for (int32_t i = 0; i < dim_; ++i) variance += (x[i] - mean) * (x[i] - mean) / dim_;
+    std::vector<double> key(dim_);
+    for (int32_t i = 0; i < dim_; ++i) {
+      key[i] = (x[i] - mean) / std::sqrt(variance + 1e-6) * norm_weight_[i] + norm_bias_[i];
+    }
+    const int32_t half = rope_dim_ / 2;
+    const std::vector<double> before = key;
+    for (int32_t i = 0; i < half; ++i) {
+      const double c = cos_[positions_[row] * half + i], s = sin_[positions_[row] * half + i];
+      key[i] = before[i] * c - before[i + half] * s;
+      key[i + half] = before[i + half] * c + before[i] * s;
+    }
+    return key;
+  }
+
+  int32_t dim_ = 0;
+  std::vector<float> key_, norm_weight_, norm_bias_;
+  std::vector<std::byte> keys_;
+};
+
+TEST_P(StoreIndexKeyTest, StoredKeysReadBackAsTheReference) {
+  const struct { int32_t dim, rope_dim; } sizes[] = {{128, 64}, {32, 16}, {7, 6}, {130, 0}};
+  for (const auto& size : sizes) {
+    SCOPED_TRACE(size.dim);
+    Make(size.dim, size.rope_dim);
+    slots_[3] = -1;
+    positions_[3] = -5;  // not looked at
+    params_.index_key.dim = 0;
+    ASSERT_TRUE(StoreKv(pool_, params_).ok());
+    const std::vector<std::byte> latents = memory_;
+    params_.index_key.dim = size.dim;
+    ASSERT_TRUE(StoreKv(pool_, params_).ok());
+    EXPECT_TRUE(memory_ == latents);
+    std::vector<float> read(size.dim);
+    const KvPages& pages = params_.index_key.pages;
+    for (int32_t row = 0; row < num_rows_; ++row) {
+      if (slots_[row] < 0) continue;
+      LoadEntry(pages, PlaceOfSlot(pages, slots_[row]), size.dim, 0, read.data(), nullptr);
+      // As for latents; a key's largest is below 32.
+      numerics::Tolerance tolerance{.abs = 2e-6, .rel = 1e-5};
+      if (GetParam() == KvFormat::kBfloat16) tolerance = {.abs = 1e-5, .rel = 0x1.01p-8};
+      if (GetParam() == KvFormat::kFp8Latent) {
+        tolerance = {.abs = 32.0 / 224 * 0x1p-10, .rel = 0x1.01p-4};
+      }
+      EXPECT_TRUE(numerics::AllClose(read, ExactKey(row), tolerance)) << "row " << row;
+    }
+  }
+}
+
+TEST_P(StoreIndexKeyTest, RefusesWhatCannotBe) {
+  Make(32, 16);
+  const std::vector<std::byte> latents = memory_, keys = keys_;
+  const auto refused = [&](auto change, const char* message) {
+    StoreKvParams p = params_;
+    change(p.index_key);
+    const absl::Status status = StoreKv(pool_, p);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.ToString(), HasSubstr(message));
+  };
+  refused([](auto& index) { index.key = nullptr; }, "index keys is null");
+  refused([](auto& index) { index.dim = 14; }, "index keys of 14 values, 16 rotary");
+  refused([](auto& index) { index.dim = 33; }, "33 values");
+  refused([](auto& index) { index.rope.max_positions = 3; }, "position");
+  EXPECT_TRUE(memory_ == latents);
+  EXPECT_TRUE(keys_ == keys);
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, StoreIndexKeyTest,
+                         ::testing::Values(KvFormat::kFloat32, KvFormat::kBfloat16,
+                                           KvFormat::kFp8Latent));
+
 TEST_P(StoreKvTest, RefusesWhatCannotBe) {
   Make(24, 6, 3);
   const std::vector<std::byte> before = memory_;
@@ -194,7 +299,7 @@ TEST_P(StoreKvTest, RefusesWhatCannotBe) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(status.ToString(), HasSubstr("row 2: position 40"));
   positions_[2] = kMaxPositions - 1;
-  params_.pages.entry_bytes = LatentEntryBytes(GetParam(), 24, 6) - 1;
+  params_.pages.entry_bytes = KvEntryBytes(GetParam(), 24, 6) - 1;
   EXPECT_EQ(StoreKv(pool_, params_).code(), absl::StatusCode::kInvalidArgument);
   params_.pages = pages_;
   params_.pages.block_stride = pages_.entry_bytes;

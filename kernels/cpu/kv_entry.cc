@@ -1,4 +1,4 @@
-#include "kernels/cpu/latent_entry.h"
+#include "kernels/cpu/kv_entry.h"
 
 #include <algorithm>
 #include <bit>
@@ -63,7 +63,32 @@ void DecodeE4m3(const uint8_t* codes, int32_t count, float scale, float* out) {
   for (; i < count; ++i) out[i] = table.values[codes[i]] * scale;
 }
 
-int32_t NumGroups(int32_t rank) { return (rank + kFloat8GroupSize - 1) / kFloat8GroupSize; }
+// How many values share a scale.
+constexpr int32_t kGroupSize = 128;
+constexpr int32_t kSharedKvGroupSize = 64;
+
+int32_t NumGroups(int32_t dim, int32_t group_size) { return (dim + group_size - 1) / group_size; }
+
+// Where the parts of an fp8 entry lie.
+struct Float8Parts {
+  std::byte* values;  // [dim] e4m3
+  std::byte* scales;  // float32, or bytes 2^(byte - 127) in kFp8SharedKv
+  std::byte* rope;    // [rope_dim] bf16
+};
+
+// REQUIRES: an fp8 format.
+Float8Parts PartsOf(const KvPages& pages, const EntryPlace& place, int32_t dim, int32_t rope_dim) {
+  if (pages.format == KvFormat::kFp8Latent) {
+    std::byte* values = EntryAt(pages, place);
+    std::byte* scales = values + dim;
+    return {values, scales, scales + 4 * NumGroups(dim, kGroupSize)};
+  }
+  const int64_t row_bytes = dim + 2 * int64_t{rope_dim};  // of an entry without its scales
+  std::byte* values = place.block + place.entry * row_bytes;
+  std::byte* scales =
+      place.block + pages.block_size * row_bytes + place.entry * (pages.entry_bytes - row_bytes);
+  return {values, scales, values + dim};
+}
 
 // `count` may be 0, and the pointer then null.
 void StoreFloat32(const float* values, int32_t count, std::byte* out) {
@@ -89,35 +114,52 @@ void LoadBfloat16(const std::byte* bytes, int32_t count, float* out) {
   }
 }
 
-void EncodeFloat8(const float* latent, int32_t rank, const float* k_rope, int32_t rope_dim,
-                  std::byte* entry) {
-  std::byte* scales = entry + rank;
-  for (int32_t group = 0; group < NumGroups(rank); ++group) {
-    const int32_t begin = group * kFloat8GroupSize;
-    const int32_t end = std::min(begin + kFloat8GroupSize, rank);
+void StoreFloat8(const KvPages& pages, const EntryPlace& place, const float* values, int32_t dim,
+                 const float* rope, int32_t rope_dim) {
+  const bool byte_scales = pages.format == KvFormat::kFp8SharedKv;
+  const int32_t group_size = byte_scales ? kSharedKvGroupSize : kGroupSize;
+  const int32_t num_groups = NumGroups(dim, group_size);
+  const Float8Parts parts = PartsOf(pages, place, dim, rope_dim);
+  if (byte_scales) {
+    std::memset(parts.scales, 0, static_cast<size_t>(pages.entry_bytes - dim - 2 * rope_dim));
+  }
+  for (int32_t group = 0; group < num_groups; ++group) {
+    const int32_t begin = group * group_size;
+    const int32_t end = std::min(begin + group_size, dim);
     float amax = 0;
-    for (int32_t i = begin; i < end; ++i) amax = std::max(amax, std::fabs(latent[i]));
+    for (int32_t i = begin; i < end; ++i) amax = std::max(amax, std::fabs(values[i]));
     const float scale = Float8GroupScale(amax);
-    std::memcpy(scales + 4 * group, &scale, sizeof(scale));
+    if (byte_scales) {  // a power of two: its exponent, bias included; infinite becomes NaN
+      parts.scales[group] = static_cast<std::byte>(std::bit_cast<uint32_t>(scale) >> 23);
+    } else {
+      std::memcpy(parts.scales + 4 * group, &scale, sizeof(scale));
+    }
     const float inverse = 1.0f / scale;  // a power of two as well: products are exact
     for (int32_t i = begin; i < end; ++i) {
-      entry[i] = static_cast<std::byte>(E4m3FromFloat(latent[i] * inverse));
+      parts.values[i] = static_cast<std::byte>(E4m3FromFloat(values[i] * inverse));
     }
   }
-  StoreBfloat16(k_rope, rope_dim, scales + 4 * NumGroups(rank));
+  StoreBfloat16(rope, rope_dim, parts.rope);
 }
 
-void DecodeFloat8(const std::byte* entry, int32_t rank, int32_t rope_dim, float* latent,
-                  float* k_rope) {
-  const std::byte* scales = entry + rank;
-  for (int32_t group = 0; group < NumGroups(rank); ++group) {
+void LoadFloat8(const KvPages& pages, const EntryPlace& place, int32_t dim, int32_t rope_dim,
+                float* values, float* rope) {
+  const bool byte_scales = pages.format == KvFormat::kFp8SharedKv;
+  const int32_t group_size = byte_scales ? kSharedKvGroupSize : kGroupSize;
+  const Float8Parts parts = PartsOf(pages, place, dim, rope_dim);
+  for (int32_t group = 0; group < NumGroups(dim, group_size); ++group) {
     float scale;
-    std::memcpy(&scale, scales + 4 * group, sizeof(scale));
-    const int32_t begin = group * kFloat8GroupSize;
-    const int32_t end = std::min(begin + kFloat8GroupSize, rank);
-    DecodeE4m3(reinterpret_cast<const uint8_t*>(entry) + begin, end - begin, scale, latent + begin);
+    if (byte_scales) {
+      scale = FloatFromE8m0(static_cast<uint8_t>(parts.scales[group]));
+    } else {
+      std::memcpy(&scale, parts.scales + 4 * group, sizeof(scale));
+    }
+    const int32_t begin = group * group_size;
+    const int32_t end = std::min(begin + group_size, dim);
+    DecodeE4m3(reinterpret_cast<const uint8_t*>(parts.values) + begin, end - begin, scale,
+               values + begin);
   }
-  LoadBfloat16(scales + 4 * NumGroups(rank), rope_dim, k_rope);
+  LoadBfloat16(parts.rope, rope_dim, rope);
 }
 
 }  // namespace
@@ -146,54 +188,68 @@ float Float8GroupScale(float amax) {
   return std::bit_cast<float>((bits + 0x7fffff) & 0x7f800000);
 }
 
-void EncodeEntry(KvFormat format, const float* latent, int32_t rank, const float* k_rope,
-                 int32_t rope_dim, std::byte* entry) {
-  switch (format) {
+void StoreEntry(const KvPages& pages, const EntryPlace& place, const float* values, int32_t dim,
+                const float* rope, int32_t rope_dim) {
+  std::byte* entry = EntryAt(pages, place);
+  switch (pages.format) {
     case KvFormat::kFloat32:
-      StoreFloat32(latent, rank, entry);
-      StoreFloat32(k_rope, rope_dim, entry + 4 * rank);
+      StoreFloat32(values, dim, entry);
+      StoreFloat32(rope, rope_dim, entry + 4 * dim);
       return;
     case KvFormat::kBfloat16:
-      StoreBfloat16(latent, rank, entry);
-      StoreBfloat16(k_rope, rope_dim, entry + 2 * rank);
+      StoreBfloat16(values, dim, entry);
+      StoreBfloat16(rope, rope_dim, entry + 2 * dim);
       return;
     case KvFormat::kFp8Latent:
-      EncodeFloat8(latent, rank, k_rope, rope_dim, entry);
+    case KvFormat::kFp8IndexKey:
+    case KvFormat::kFp8SharedKv:
+      StoreFloat8(pages, place, values, dim, rope, rope_dim);
       return;
   }
 }
 
-void DecodeEntry(KvFormat format, const std::byte* entry, int32_t rank, int32_t rope_dim,
-                 float* latent, float* k_rope) {
-  switch (format) {
+void LoadEntry(const KvPages& pages, const EntryPlace& place, int32_t dim, int32_t rope_dim,
+               float* values, float* rope) {
+  const std::byte* entry = EntryAt(pages, place);
+  switch (pages.format) {
     case KvFormat::kFloat32:
-      LoadFloat32(entry, rank, latent);
-      LoadFloat32(entry + 4 * rank, rope_dim, k_rope);
+      LoadFloat32(entry, dim, values);
+      LoadFloat32(entry + 4 * dim, rope_dim, rope);
       return;
     case KvFormat::kBfloat16:
-      LoadBfloat16(entry, rank, latent);
-      LoadBfloat16(entry + 2 * rank, rope_dim, k_rope);
+      LoadBfloat16(entry, dim, values);
+      LoadBfloat16(entry + 2 * dim, rope_dim, rope);
       return;
     case KvFormat::kFp8Latent:
-      DecodeFloat8(entry, rank, rope_dim, latent, k_rope);
+    case KvFormat::kFp8IndexKey:
+    case KvFormat::kFp8SharedKv:
+      LoadFloat8(pages, place, dim, rope_dim, values, rope);
       return;
   }
 }
 
-absl::Status CheckLatentPages(const KvPages& pages, int32_t rank, int32_t rope_dim) {
-  if (rank <= 0 || rope_dim < 0) {
+absl::Status CheckKvPages(const KvPages& pages, int32_t dim, int32_t rope_dim) {
+  if (dim <= 0 || rope_dim < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("latent entry: rank ", rank, " and rope_dim ", rope_dim));
+        absl::StrCat("cache entries of ", dim, " values and ", rope_dim, " rotary ones"));
   }
-  const int32_t needed = LatentEntryBytes(pages.format, rank, rope_dim);
+  if (pages.format == KvFormat::kFp8IndexKey && rope_dim > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cache pages: fp8 index keys have no rotary part, expected 0, is ", rope_dim));
+  }
+  const int32_t needed = KvEntryBytes(pages.format, dim, rope_dim);
   if (needed <= 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("cache pages: unknown format ", static_cast<int>(pages.format)));
   }
-  if (pages.block_size <= 0 || pages.entry_bytes < needed) {
+  // Where scales stand at the end of a block, there is no room between entries.
+  const bool exact =
+      pages.format == KvFormat::kFp8IndexKey || pages.format == KvFormat::kFp8SharedKv;
+  if (pages.block_size <= 0 || pages.entry_bytes < needed ||
+      (exact && pages.entry_bytes != needed)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "cache pages: block size ", pages.block_size, " and ", pages.entry_bytes,
-        " bytes per entry, where rank ", rank, " and rope_dim ", rope_dim, " need ", needed));
+        " bytes per entry, where ", dim, " values and ", rope_dim, " rotary ones need ", needed));
   }
   if (pages.base == nullptr || pages.block_stride < int64_t{pages.block_size} * pages.entry_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
