@@ -86,6 +86,7 @@ void PrintSummary(const model::CheckpointSummary& summary, std::ostream& out) {
 }
 
 void PrintCache(const model::ModelConfig& config, std::ostream& out) {
+  if (config.kv_lora_rank == 0) return;  // V4 keeps other entries
   for (const kernels::KvFormat format :
        {kernels::KvFormat::kFloat32, kernels::KvFormat::kBfloat16, kernels::KvFormat::kFp8Latent}) {
     const int32_t entry_bytes =

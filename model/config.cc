@@ -1,11 +1,13 @@
 #include "model/config.h"
 
-#include <cmath>
+#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "model/config_reader.h"
+#include "model/deepseek_v4_config.h"
 #include "model/json.h"
 #include "nlohmann/json.hpp"
 #include "status/status_macros.h"
@@ -16,114 +18,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
-
-// Far above any published model, and low enough that a product of two fits int32 and the size of
-// every tensor fits int64.
-constexpr int64_t kMaxWidth = int64_t{1} << 20;  // hidden and intermediate sizes, ranks
-constexpr int64_t kMaxHeadDim = int64_t{1} << 13;
-constexpr int64_t kMaxHeads = int64_t{1} << 12;
-constexpr int64_t kMaxLayers = int64_t{1} << 12;
-constexpr int64_t kMaxExperts = int64_t{1} << 10;  // what the gates of every backend take
-constexpr int64_t kMaxSharedExperts = int64_t{1} << 6;
-constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
-constexpr int64_t kMaxPositions = int64_t{1} << 24;
-
-// Typed access to the keys of one JSON object.  Remembers the first error; a key whose value is
-// null counts as absent.
-class ConfigReader {
- public:
-  // `prefix`: where the object lies, e.g. "rope_scaling.".
-  ConfigReader(const json& object, std::string origin, std::string prefix = "")
-      : object_(object), origin_(std::move(origin)), prefix_(std::move(prefix)) {}
-
-  const json* Find(const char* key) const {
-    const auto found = object_.find(key);
-    return found == object_.end() || found->is_null() ? nullptr : &*found;
-  }
-  bool IsNull(const char* key) const { return object_.contains(key) && object_[key].is_null(); }
-
-  // Without a default the key is required.
-  int32_t Int(const char* key, std::optional<int64_t> otherwise, int64_t low, int64_t high) {
-    const json* value = Find(key);
-    if (value == nullptr) {
-      if (!otherwise.has_value()) Missing(key);
-      return static_cast<int32_t>(otherwise.value_or(low));
-    }
-    // 1e4 and 4096.0 are integers too; 2^53 and above never are a size.
-    const double number = value->is_number() ? value->get<double>() : std::nan("");
-    if (!(number >= static_cast<double>(low) && number <= static_cast<double>(high)) ||
-        number != std::floor(number)) {
-      Fail(key, absl::StrCat("must be an integer in [", low, ", ", high, "], is ", Quoted(*value)));
-      return static_cast<int32_t>(low);
-    }
-    return static_cast<int32_t>(number);
-  }
-
-  double Double(const char* key, std::optional<double> otherwise, double low, double high) {
-    const json* value = Find(key);
-    if (value == nullptr) {
-      if (!otherwise.has_value()) Missing(key);
-      return otherwise.value_or(low);
-    }
-    const double number = value->is_number() ? value->get<double>() : std::nan("");
-    if (!(number >= low && number <= high)) {
-      Fail(key, absl::StrCat("must be a number in [", low, ", ", high, "], is ", Quoted(*value)));
-      return low;
-    }
-    return number;
-  }
-
-  bool Bool(const char* key, bool otherwise) {
-    const json* value = Find(key);
-    if (value == nullptr) return otherwise;
-    if (!value->is_boolean()) {
-      Fail(key, absl::StrCat("must be true or false, is ", Quoted(*value)));
-      return otherwise;
-    }
-    return value->get<bool>();
-  }
-
-  std::string String(const char* key, std::string otherwise) {
-    const json* value = Find(key);
-    if (value == nullptr) return otherwise;
-    if (!value->is_string()) {
-      Fail(key, absl::StrCat("must be a string, is ", Quoted(*value)));
-      return otherwise;
-    }
-    return value->get<std::string>();
-  }
-
-  // An id, a list of ids, or nothing.
-  std::vector<int32_t> Ids(const char* key, std::vector<int32_t> otherwise) {
-    const json* value = Find(key);
-    if (value == nullptr) return otherwise;
-    std::vector<int32_t> ids;
-    const json list = value->is_array() ? *value : json::array({*value});
-    for (const json& id : list) {
-      if (!id.is_number_integer() || id < 0 || id >= kMaxVocabulary) {
-        Fail(key, absl::StrCat("must hold token ids, holds ", Quoted(id)));
-        return otherwise;
-      }
-      ids.push_back(id.get<int32_t>());
-    }
-    return ids;
-  }
-
-  void Fail(const char* key, const std::string& problem) {
-    if (!status_.ok()) return;
-    status_ = absl::InvalidArgumentError(absl::StrCat(origin_, ": ", prefix_, key, " ", problem));
-  }
-  void Missing(const char* key) { Fail(key, "is missing"); }
-
-  const std::string& origin() const { return origin_; }
-  const absl::Status& status() const { return status_; }
-
- private:
-  const json& object_;
-  const std::string origin_;
-  const std::string prefix_;
-  absl::Status status_;
-};
 
 // What transformers assumes for an absent key.  No value: the key is required.
 struct FamilyDefaults {
@@ -153,26 +47,7 @@ absl::Status ReadRope(const json& config, int32_t max_position_embeddings, Confi
     return reader.status();
   }
   ConfigReader scaling(config[key], reader.origin(), absl::StrCat(key, "."));
-  rope.rope_theta = scaling.Double("rope_theta", rope.rope_theta, 1.001, 1e12);
-  const char* type_key = scaling.Find("rope_type") != nullptr ? "rope_type" : "type";
-  const std::string type = scaling.String(type_key, "default");
-  if (type != "default" && type != "yarn") {
-    scaling.Fail(type_key,
-                 absl::StrCat("\"", type, "\" is not supported: expected yarn or default"));
-  }
-  rope.yarn = type == "yarn";
-  if (rope.yarn) {
-    rope.original_max_position_embeddings =
-        scaling.Int("original_max_position_embeddings", max_position_embeddings, 1, kMaxPositions);
-    rope.factor = scaling.Double("factor", std::nullopt, 1e-3, 1e6);
-    rope.beta_fast = scaling.Double("beta_fast", 32, 1e-6, 1e6);
-    rope.beta_slow = scaling.Double("beta_slow", 1, 1e-6, 1e6);
-    rope.mscale = scaling.Double("mscale", 0, 0, 1e3);
-    rope.mscale_all_dim = scaling.Double("mscale_all_dim", 0, 0, 1e3);
-    rope.attention_factor = scaling.Double("attention_factor", 0, 0, 1e3);
-    rope.truncate = scaling.Bool("truncate", true);
-  }
-  return scaling.status();
+  return ReadRopeScaling(max_position_embeddings, scaling, rope);
 }
 
 // The gate's numbers must fit each other, or a kernel would read past its groups.
@@ -236,73 +111,19 @@ void ReadGate(const FamilyDefaults& defaults, ModelConfig& config, ConfigReader&
   CheckGate(gate, reader);
 }
 
-absl::Status ReadQuantization(const json& config, ConfigReader& reader, ModelConfig& result) {
-  if (reader.Find("quantization_config") == nullptr) return absl::OkStatus();
-  if (!config["quantization_config"].is_object()) {
-    reader.Fail("quantization_config",
-                absl::StrCat("must be an object, is ", Quoted(config["quantization_config"])));
-    return reader.status();
-  }
-  ConfigReader quantization(config["quantization_config"], reader.origin(), "quantization_config.");
-  const std::string method = quantization.String("quant_method", "");
-  if (method != "fp8") {
-    quantization.Fail("quant_method",
-                      absl::StrCat("\"", method, "\" is not supported: expected fp8"));
-  }
-  const std::string format = quantization.String("fmt", "e4m3");
-  if (format != "e4m3") {
-    quantization.Fail("fmt", absl::StrCat("\"", format, "\" is not supported: expected e4m3"));
-  }
-  result.fp8_weights = true;
-  if (const json* block = quantization.Find("weight_block_size"); block != nullptr) {
-    const auto size = [&](size_t i) -> int32_t {
-      const bool good = block->is_array() && block->size() == 2 &&
-                        (*block)[i].is_number_integer() && (*block)[i] >= 1 &&
-                        (*block)[i] <= kMaxWidth;
-      if (!good) quantization.Fail("weight_block_size", "must be two positive integers");
-      return good ? (*block)[i].get<int32_t>() : 1;
-    };
-    result.weight_block_rows = size(0);
-    result.weight_block_cols = size(1);
-  }
-  return quantization.status();
-}
-
-// What would change the mathematics and is not implemented.
-void RefuseUnsupported(ConfigReader& reader, const ModelConfig& config) {
-  for (const char* bias : {"attention_bias", "mlp_bias"}) {
-    if (reader.Bool(bias, false)) reader.Fail(bias, "true is not supported");
-  }
-  if (const std::string act = reader.String("hidden_act", "silu"); act != "silu") {
-    reader.Fail("hidden_act", absl::StrCat("\"", act, "\" is not supported: expected silu"));
-  }
-  // DeepSeek's code renormalises then, transformers does not; no published V2 sets it.
-  if (config.family == ModelFamily::kDeepseekV2 && config.gate.norm_topk_prob) {
-    reader.Fail("norm_topk_prob", "true is not supported for deepseek_v2");
-  }
-}
-
 }  // namespace
 
 bool ModelConfig::IsMoeLayer(int32_t layer) const {
   return gate.num_experts > 0 && layer >= first_k_dense_replace && layer % moe_layer_freq == 0;
 }
 
-absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view text, std::string_view origin) {
-  ASSIGN_OR_RETURN(const json root, ParseJsonObject(text, std::string(origin)));
-  ConfigReader reader(root, std::string(origin));
-  ModelConfig config;
-  config.model_type = reader.String("model_type", "");
-  if (config.model_type == "deepseek_v2") {
-    config.family = ModelFamily::kDeepseekV2;
-  } else if (config.model_type == "deepseek_v3") {
-    config.family = ModelFamily::kDeepseekV3;
-  } else {
-    reader.Fail("model_type",
-                absl::StrCat("\"", config.model_type,
-                             "\" is not supported: expected deepseek_v2 or deepseek_v3"));
-    return reader.status();
-  }
+int32_t ModelConfig::CountLayers(LayerType type) const {
+  return static_cast<int32_t>(std::count(layer_types.begin(), layer_types.end(), type));
+}
+
+namespace {
+
+absl::Status ReadDenseMla(const json& root, ConfigReader& reader, ModelConfig& config) {
   const bool v3 = config.family == ModelFamily::kDeepseekV3;
   const FamilyDefaults& defaults = v3 ? kV3Defaults : kV2Defaults;
 
@@ -344,10 +165,39 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view text, std::string_
                              : reader.Ids("eos_token_id", {defaults.eos_token_id});
   ReadGate(defaults, config, reader);
   config.rope.interleave = !v3 || reader.Bool("rope_interleave", true);
-  RefuseUnsupported(reader, config);
+  RefuseUnsupported(reader);
+  // DeepSeek's code renormalises then, transformers does not; no published V2 sets it.
+  if (!v3 && config.gate.norm_topk_prob) {
+    reader.Fail("norm_topk_prob", "true is not supported for deepseek_v2");
+  }
   RETURN_IF_ERROR(reader.status());
   RETURN_IF_ERROR(ReadRope(root, config.max_position_embeddings, reader, config.rope));
-  RETURN_IF_ERROR(ReadQuantization(root, reader, config));
+  return ReadQuantization(reader, config);
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view text, std::string_view origin) {
+  ASSIGN_OR_RETURN(const json root, ParseJsonObject(text, std::string(origin)));
+  ConfigReader reader(root, std::string(origin));
+  ModelConfig config;
+  config.model_type = reader.String("model_type", "");
+  if (config.model_type == "deepseek_v4") {
+    config.family = ModelFamily::kDeepseekV4;
+    RETURN_IF_ERROR(ReadDeepseekV4Config(reader, config));
+    return config;
+  }
+  if (config.model_type == "deepseek_v2") {
+    config.family = ModelFamily::kDeepseekV2;
+  } else if (config.model_type == "deepseek_v3") {
+    config.family = ModelFamily::kDeepseekV3;
+  } else {
+    reader.Fail("model_type", absl::StrCat("\"", config.model_type,
+                                           "\" is not supported: expected deepseek_v2, "
+                                           "deepseek_v3 or deepseek_v4"));
+    return reader.status();
+  }
+  RETURN_IF_ERROR(ReadDenseMla(root, reader, config));
   return config;
 }
 

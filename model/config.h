@@ -20,7 +20,14 @@
 
 namespace model {
 
-enum class ModelFamily : uint8_t { kDeepseekV2, kDeepseekV3 };
+enum class ModelFamily : uint8_t { kDeepseekV2, kDeepseekV3, kDeepseekV4 };
+
+// What a layer of V4 attends besides its window (models.md 7.4, 7.5).
+enum class LayerType : uint8_t {
+  kSlidingAttention,
+  kCompressedSparseAttention,   // CSA: the best of the entries of csa_ratio tokens
+  kHeavilyCompressedAttention,  // HCA: all entries of hca_ratio tokens
+};
 
 struct RopeConfig {
   double rope_theta = 10000;
@@ -38,7 +45,7 @@ struct RopeConfig {
 
 struct ModelConfig {
   ModelFamily family = ModelFamily::kDeepseekV2;
-  std::string model_type;  // "deepseek_v2", "deepseek_v3"
+  std::string model_type;  // "deepseek_v2", "deepseek_v3", "deepseek_v4"
   int32_t vocab_size = 0;
   int32_t hidden_size = 0;
   int32_t num_hidden_layers = 0;
@@ -65,7 +72,25 @@ struct ModelConfig {
   int32_t weight_block_rows = 128;
   int32_t weight_block_cols = 128;
 
+  // deepseek_v4; there head_dim is qk_nope_head_dim + qk_rope_head_dim and v_head_dim as well.
+  std::vector<LayerType> layer_types;  // [num_hidden_layers]
+  std::vector<bool> hash_moe;          // [num_hidden_layers], experts by token id
+  int32_t csa_ratio = 0;               // tokens of an entry: compress_rates
+  int32_t hca_ratio = 0;
+  int32_t sliding_window = 0;
+  RopeConfig compress_rope;  // of every rotation in layers that compress
+  int32_t index_n_heads = 0;
+  int32_t index_head_dim = 0;
+  int32_t index_topk = 0;
+  int32_t o_groups = 0;
+  int32_t o_lora_rank = 0;
+  float swiglu_limit = 0;  // 0: no clamp
+  int32_t hc_mult = 0;     // residual streams
+  int32_t hc_sinkhorn_iters = 0;
+  double hc_eps = 0;
+
   bool IsMoeLayer(int32_t layer) const;
+  int32_t CountLayers(LayerType type) const;
   int32_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
   // qk_head_dim^-1/2, times mscale^2 for YaRN (models.md 3.4).
   float softmax_scale() const;

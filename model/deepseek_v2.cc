@@ -170,7 +170,7 @@ absl::Status DeepseekV2::Embed(const Step& step) {
                                        .token_ids = step.OnDevice(step.plan.token_ids),
                                        .token_source = step.OnDevice(step.plan.token_source),
                                        .previous_sampled = step.state.previous_sampled,
-                                       .table = weights_.embedding,
+                                       .table = weights_.ends.embedding,
                                        .output = scratch_.hidden,
                                        .output_row_stride = config_.hidden_size});
 }
@@ -409,9 +409,9 @@ absl::Status DeepseekV2::HeadAndSample(const Step& step) {
   return backend_.HeadAndSample(step.context, {.hidden = scratch_.hidden,
                                                .hidden_row_stride = config_.hidden_size,
                                                .vocab_size = config_.vocab_size,
-                                               .norm_weight = weights_.final_norm->floats(),
+                                               .norm_weight = weights_.ends.final_norm->floats(),
                                                .norm_eps = static_cast<float>(config_.rms_norm_eps),
-                                               .head = weights_.head.get(),
+                                               .head = weights_.ends.head.get(),
                                                .samples = step.OnDevice(plan.samples),
                                                .num_samples = counts.num_samples,
                                                .penalty_resets = step.OnDevice(plan.penalty_resets),

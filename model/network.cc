@@ -25,12 +25,17 @@ absl::StatusOr<std::unique_ptr<Network>> LoadNetwork(const std::string& model_di
                    ReadTextFile(absl::StrCat(model_dir, "/config.json"), kMaxConfigBytes));
   ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(model_dir));
   std::string digest = WeightsDigest(config_text, *checkpoint);
+  if (config.family == ModelFamily::kDeepseekV4) {
+    return absl::UnimplementedError("deepseek_v4 checkpoints cannot be run yet");
+  }
   ASSIGN_OR_RETURN(Weights weights, LoadWeights(std::move(checkpoint), config, backend));
   switch (config.family) {
     case ModelFamily::kDeepseekV2:
     case ModelFamily::kDeepseekV3:
       return DeepseekV2::Create(std::move(config), std::move(weights), std::move(digest), options,
                                 backend);
+    case ModelFamily::kDeepseekV4:
+      break;
   }
   return absl::InternalError("a model family without a network");
 }

@@ -1,12 +1,16 @@
 #include "model/weight_reader.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "model/safetensors_header.h"
+#include "status/check.h"
 #include "status/status_macros.h"
 
 namespace model {
@@ -15,6 +19,8 @@ namespace {
 using kernels::DType;
 using kernels::ExpertTensors;
 using kernels::WeightTensor;
+
+constexpr int64_t kFp4ScaleColumns = 32;
 
 int64_t CeilDiv(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
@@ -47,11 +53,20 @@ WeightTensor Rows(const WeightTensor& matrix, int64_t begin, int64_t count) {
   return rows;
 }
 
+// MTP layers: "mtp.*" of V4, layers past the last one elsewhere (models.md 2.3, 2.4).
+bool IsDraftTensor(std::string_view name, const ModelConfig& config) {
+  if (config.family == ModelFamily::kDeepseekV4) return name.substr(0, 4) == "mtp.";
+  for (int32_t i = 0; i < config.num_nextn_predict_layers; ++i) {
+    const std::string prefix = absl::StrCat("model.layers.", config.num_hidden_layers + i, ".");
+    if (name.substr(0, prefix.size()) == prefix) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
-absl::StatusOr<const TensorView*> WeightReader::Take(const std::string& name,
-                                                     const std::vector<int64_t>& shape,
-                                                     bool fp8_allowed, bool scales) {
+absl::StatusOr<const TensorView*> WeightReader::Get(const std::string& name,
+                                                    const std::vector<int64_t>& shape) {
   absl::StatusOr<const TensorView*> found = checkpoint_.Get(name);
   if (!found.ok()) {
     return absl::NotFoundError(absl::StrCat(std::string(found.status().message()),
@@ -62,6 +77,13 @@ absl::StatusOr<const TensorView*> WeightReader::Take(const std::string& name,
     return Mismatch(*tensor, absl::StrCat("shape ", ShapeString(shape)),
                     ShapeString(tensor->shape));
   }
+  return tensor;
+}
+
+absl::StatusOr<const TensorView*> WeightReader::Take(const std::string& name,
+                                                     const std::vector<int64_t>& shape,
+                                                     bool fp8_allowed, bool scales) {
+  ASSIGN_OR_RETURN(const TensorView* tensor, Get(name, shape));
   const bool plain = tensor->dtype == DType::kBfloat16 || tensor->dtype == DType::kFloat16 ||
                      tensor->dtype == DType::kFloat32;
   if (!plain && !(fp8_allowed && tensor->dtype == DType::kFloat8E4m3)) {
@@ -74,7 +96,7 @@ absl::StatusOr<const TensorView*> WeightReader::Take(const std::string& name,
 }
 
 void WeightReader::Use(const TensorView& tensor, bool scales) {
-  if (!used_.insert(&tensor).second) return;
+  FERRY_CHECK(used_.insert(&tensor).second) << tensor.name << " is claimed twice";
   const auto bytes = static_cast<int64_t>(tensor.data.size());
   used_bytes_ += bytes;
   if (!scales) used_parameters_ += bytes * 8 / kernels::DTypeBits(tensor.dtype);
@@ -88,16 +110,42 @@ absl::StatusOr<WeightTensor> WeightReader::UnscaledMatrix(const std::string& nam
 }
 
 absl::StatusOr<WeightTensor> WeightReader::Matrix(const std::string& name, int64_t rows,
-                                                  int64_t cols) {
-  ASSIGN_OR_RETURN(const TensorView* tensor, Take(name, {rows, cols}, /*fp8_allowed=*/true));
-  WeightTensor matrix{
-      .data = tensor->data.data(), .dtype = tensor->dtype, .rows = rows, .cols = cols};
-  if (tensor->dtype != DType::kFloat8E4m3) return matrix;
-  matrix.scale_block_rows = config_.weight_block_rows;
-  matrix.scale_block_cols = config_.weight_block_cols;
-  const std::vector<int64_t> scale_shape = {CeilDiv(rows, matrix.scale_block_rows),
-                                            CeilDiv(cols, matrix.scale_block_cols)};
-  ASSIGN_OR_RETURN(const TensorView* scales, checkpoint_.Get(name + "_scale_inv"));
+                                                  int64_t cols, bool fp4_allowed) {
+  WeightTensor matrix{.rows = rows, .cols = cols};
+  const TensorView* found = checkpoint_.Find(name);
+  if (fp4_allowed && found != nullptr && found->dtype == DType::kFloat4E2m1) {
+    ASSIGN_OR_RETURN(const TensorView* tensor, Get(name, {rows, CeilDiv(cols, 2)}));
+    if (cols % kFp4ScaleColumns != 0) {
+      return Mismatch(*tensor, absl::StrCat("a multiple of ", kFp4ScaleColumns, " fp4 columns"),
+                      absl::StrCat(cols));
+    }
+    Use(*tensor, /*scales=*/false);
+    matrix.data = tensor->data.data();
+    matrix.dtype = tensor->dtype;
+    matrix.scale_block_rows = 1;
+    matrix.scale_block_cols = kFp4ScaleColumns;
+  } else {
+    ASSIGN_OR_RETURN(const TensorView* tensor, Take(name, {rows, cols}, /*fp8_allowed=*/true));
+    matrix.data = tensor->data.data();
+    matrix.dtype = tensor->dtype;
+    if (tensor->dtype != DType::kFloat8E4m3) return matrix;
+    matrix.scale_block_rows = config_.weight_block_rows;
+    matrix.scale_block_cols = config_.weight_block_cols;
+  }
+  RETURN_IF_ERROR(TakeScales(name, matrix));
+  return matrix;
+}
+
+absl::Status WeightReader::TakeScales(const std::string& name, WeightTensor& matrix) {
+  std::string scale_name = name + "_scale_inv";
+  constexpr absl::string_view kWeight = ".weight";
+  if (!Has(scale_name) && absl::EndsWith(name, kWeight)) {
+    const std::string other = name.substr(0, name.size() - kWeight.size()) + ".scale";
+    if (Has(other)) scale_name = other;
+  }
+  const std::vector<int64_t> scale_shape = {CeilDiv(matrix.rows, matrix.scale_block_rows),
+                                            CeilDiv(matrix.cols, matrix.scale_block_cols)};
+  ASSIGN_OR_RETURN(const TensorView* scales, checkpoint_.Get(scale_name));
   if (scales->shape != scale_shape) {
     return Mismatch(*scales, absl::StrCat("shape ", ShapeString(scale_shape)),
                     ShapeString(scales->shape));
@@ -108,11 +156,18 @@ absl::StatusOr<WeightTensor> WeightReader::Matrix(const std::string& name, int64
   Use(*scales, /*scales=*/true);
   matrix.scales = scales->data.data();
   matrix.scale_dtype = scales->dtype;
-  return matrix;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<float>> WeightReader::Vector(const std::string& name, int64_t size) {
-  ASSIGN_OR_RETURN(const TensorView* tensor, Take(name, {size}, /*fp8_allowed=*/false));
+  return Vector(name, std::vector<int64_t>{size});
+}
+
+absl::StatusOr<std::vector<float>> WeightReader::Vector(const std::string& name,
+                                                        const std::vector<int64_t>& shape) {
+  ASSIGN_OR_RETURN(const TensorView* tensor, Take(name, shape, /*fp8_allowed=*/false));
+  const auto size =
+      static_cast<int64_t>(tensor->data.size()) * 8 / kernels::DTypeBits(tensor->dtype);
   std::vector<float> values(size);
   if (tensor->dtype == DType::kFloat32) {
     std::memcpy(values.data(), tensor->data.data(), size * sizeof(float));
@@ -124,6 +179,36 @@ absl::StatusOr<std::vector<float>> WeightReader::Vector(const std::string& name,
                                                   : HalfToFloat(halves[i]);
   }
   return values;
+}
+
+absl::StatusOr<std::vector<int32_t>> WeightReader::IndexTable(const std::string& name, int64_t rows,
+                                                              int64_t cols, int64_t bound) {
+  ASSIGN_OR_RETURN(const TensorView* tensor, Get(name, {rows, cols}));
+  const bool wide = tensor->dtype == DType::kInt64;
+  if (!wide && tensor->dtype != DType::kInt32) {
+    return Mismatch(*tensor, "dtype I64 or I32", tensor->dtype_name);
+  }
+  Use(*tensor, /*scales=*/false);
+  std::vector<int32_t> values(rows * cols);
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    const int64_t value = wide ? reinterpret_cast<const int64_t*>(tensor->data.data())[i]
+                               : reinterpret_cast<const int32_t*>(tensor->data.data())[i];
+    const auto row = values.begin() + i / cols * cols;
+    if (value < 0 || value >= bound || std::count(row, values.begin() + i, value) > 0) {
+      return Mismatch(*tensor, absl::StrCat("different values below ", bound, " in a row"),
+                      absl::StrCat(value, " in row ", i / cols));
+    }
+    values[i] = static_cast<int32_t>(value);
+  }
+  return values;
+}
+
+int64_t WeightReader::num_draft() const {
+  int64_t count = 0;
+  for (const auto& [name, tensor] : checkpoint_.tensors()) {
+    if (!used_.contains(&tensor) && IsDraftTensor(name, config_)) ++count;
+  }
+  return count;
 }
 
 absl::StatusOr<ExpertTensors> WeightReader::Mlp(const std::string& prefix,
@@ -146,7 +231,13 @@ absl::StatusOr<std::vector<ExpertTensors>> WeightReader::RoutedExperts(const std
     }
     return experts;
   }
-  // The fused form that newer transformers save: gate rows first, then up rows.
+  return FusedExperts(prefix);
+}
+
+// What newer transformers save: gate rows first, then up rows.
+absl::StatusOr<std::vector<ExpertTensors>> WeightReader::FusedExperts(const std::string& prefix) {
+  const int64_t intermediate_size = config_.moe_intermediate_size;
+  std::vector<ExpertTensors> experts(config_.gate.num_experts);
   ASSIGN_OR_RETURN(
       const std::vector<WeightTensor> gate_up,
       FusedMatrices(prefix + "gate_up_proj", 2 * intermediate_size, config_.hidden_size));
@@ -157,7 +248,7 @@ absl::StatusOr<std::vector<ExpertTensors>> WeightReader::RoutedExperts(const std
         "tensor ", prefix, "gate_up_proj: expected moe_intermediate_size to be a multiple of the ",
         config_.weight_block_rows, " rows of a scale block, found ", intermediate_size));
   }
-  for (int32_t i = 0; i < num_experts; ++i) {
+  for (size_t i = 0; i < experts.size(); ++i) {
     experts[i].gate = Rows(gate_up[i], 0, intermediate_size);
     experts[i].up = Rows(gate_up[i], intermediate_size, intermediate_size);
     experts[i].down = down[i];

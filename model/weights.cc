@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "model/deepseek_v4_weights.h"
 #include "model/safetensors_header.h"
 #include "model/weight_reader.h"
 #include "status/status_macros.h"
@@ -32,13 +33,6 @@ struct LayerTensors {
   std::vector<float> gate_bias;  // empty if the family has none
   std::vector<ExpertTensors> routed;
   std::vector<ExpertTensors> shared;  // one of all shared experts' width, or none
-};
-
-// The tensors around the layers.
-struct EndTensors {
-  WeightTensor embedding;
-  std::vector<float> final_norm;
-  WeightTensor head;
 };
 
 absl::StatusOr<EndTensors> ReadEnds(const ModelConfig& config, WeightReader& reader) {
@@ -113,20 +107,6 @@ absl::StatusOr<LayerTensors> ReadLayer(const ModelConfig& config, int32_t index,
   return layer;
 }
 
-absl::Status PackEnds(const EndTensors& ends, kernels::Backend& backend, Weights& weights) {
-  const WeightTensor& stored = ends.embedding;
-  const int64_t bytes = stored.rows * stored.cols * kernels::DTypeBits(stored.dtype) / 8;
-  ASSIGN_OR_RETURN(weights.embedding_memory, backend.Allocate(bytes));
-  RETURN_IF_ERROR(backend.CopyToDevice(
-      {}, weights.embedding_memory->data(),
-      {static_cast<const std::byte*>(stored.data), static_cast<size_t>(bytes)}));
-  weights.embedding = stored;
-  weights.embedding.data = weights.embedding_memory->data();
-  ASSIGN_OR_RETURN(weights.final_norm, Upload(ends.final_norm, backend));
-  ASSIGN_OR_RETURN(weights.head, backend.PackLinear({&ends.head, 1}));
-  return absl::OkStatus();
-}
-
 absl::Status PackAttention(const ModelConfig& config, const LayerTensors& tensors,
                            kernels::Backend& backend, AttentionWeights& weights) {
   ASSIGN_OR_RETURN(weights.input_norm, Upload(tensors.input_norm, backend));
@@ -170,15 +150,43 @@ absl::Status PackMlp(const LayerTensors& tensors, kernels::Backend& backend, Mlp
   return absl::OkStatus();
 }
 
+absl::StatusOr<DeviceVector> UploadBytes(const void* data, size_t bytes,
+                                         kernels::Backend& backend) {
+  ASSIGN_OR_RETURN(DeviceVector buffer, backend.Allocate(static_cast<int64_t>(bytes)));
+  RETURN_IF_ERROR(
+      backend.CopyToDevice({}, buffer->data(), {static_cast<const std::byte*>(data), bytes}));
+  return buffer;
+}
+
+absl::Status CheckDenseMla(const ModelConfig& config, WeightReader& reader) {
+  RETURN_IF_ERROR(ReadEnds(config, reader).status());
+  for (int32_t i = 0; i < config.num_hidden_layers; ++i) {
+    RETURN_IF_ERROR(ReadLayer(config, i, reader).status());
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<DeviceVector> Upload(const std::vector<float>& values, kernels::Backend& backend) {
-  const auto bytes = static_cast<int64_t>(values.size() * sizeof(float));
-  ASSIGN_OR_RETURN(DeviceVector buffer, backend.Allocate(bytes));
-  RETURN_IF_ERROR(backend.CopyToDevice(
-      {}, buffer->data(),
-      {reinterpret_cast<const std::byte*>(values.data()), static_cast<size_t>(bytes)}));
-  return buffer;
+  return UploadBytes(values.data(), values.size() * sizeof(float), backend);
+}
+
+absl::StatusOr<DeviceVector> Upload(const std::vector<int32_t>& values, kernels::Backend& backend) {
+  return UploadBytes(values.data(), values.size() * sizeof(int32_t), backend);
+}
+
+absl::StatusOr<EndWeights> PackEnds(const EndTensors& ends, kernels::Backend& backend) {
+  EndWeights weights;
+  const WeightTensor& stored = ends.embedding;
+  const int64_t bytes = stored.rows * stored.cols * kernels::DTypeBits(stored.dtype) / 8;
+  ASSIGN_OR_RETURN(weights.embedding_memory,
+                   UploadBytes(stored.data, static_cast<size_t>(bytes), backend));
+  weights.embedding = stored;
+  weights.embedding.data = weights.embedding_memory->data();
+  ASSIGN_OR_RETURN(weights.final_norm, Upload(ends.final_norm, backend));
+  ASSIGN_OR_RETURN(weights.head, backend.PackLinear({&ends.head, 1}));
+  return weights;
 }
 
 absl::StatusOr<Weights> LoadWeights(std::unique_ptr<Checkpoint> checkpoint,
@@ -186,7 +194,7 @@ absl::StatusOr<Weights> LoadWeights(std::unique_ptr<Checkpoint> checkpoint,
   Weights weights;
   WeightReader reader(*checkpoint, config);
   ASSIGN_OR_RETURN(const EndTensors ends, ReadEnds(config, reader));
-  RETURN_IF_ERROR(PackEnds(ends, backend, weights));
+  ASSIGN_OR_RETURN(weights.ends, PackEnds(ends, backend));
   for (int32_t i = 0; i < config.num_hidden_layers; ++i) {
     ASSIGN_OR_RETURN(const LayerTensors tensors, ReadLayer(config, i, reader));
     LayerWeights& layer = weights.layers.emplace_back();
@@ -203,14 +211,13 @@ absl::StatusOr<Weights> LoadWeights(std::unique_ptr<Checkpoint> checkpoint,
 absl::StatusOr<CheckpointSummary> CheckCheckpoint(const Checkpoint& checkpoint,
                                                   const ModelConfig& config) {
   WeightReader reader(checkpoint, config);
-  RETURN_IF_ERROR(ReadEnds(config, reader).status());
-  for (int32_t i = 0; i < config.num_hidden_layers; ++i) {
-    RETURN_IF_ERROR(ReadLayer(config, i, reader).status());
-  }
+  RETURN_IF_ERROR(config.family == ModelFamily::kDeepseekV4 ? CheckDeepseekV4Tensors(config, reader)
+                                                            : CheckDenseMla(config, reader));
   return CheckpointSummary{
       .parameters = reader.used_parameters(),
       .used_bytes = reader.used_bytes(),
       .used_tensors = static_cast<int64_t>(checkpoint.tensors().size()) - reader.num_unused(),
+      .draft_tensors = reader.num_draft(),
       .skipped_tensors = reader.num_unused()};
 }
 

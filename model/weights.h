@@ -1,5 +1,6 @@
 // The weights of a V2 or V3 network, packed for a backend from the tensors of a checkpoint
-// (models.md 2.1, 2.2).  Matrices keep their stored format; norms and biases become float32.
+// (models.md 2.1, 2.2), and what every family's weights have in common.  Matrices keep their stored
+// format; norms and biases become float32.
 
 #ifndef MODEL_WEIGHTS_H_
 #define MODEL_WEIGHTS_H_
@@ -47,23 +48,37 @@ struct LayerWeights {
   MlpWeights mlp;
 };
 
-struct Weights {
-  std::unique_ptr<Checkpoint> checkpoint;  // packed objects may point into it
+// What lies around the layers, in every family.
+struct EndWeights {
   std::unique_ptr<kernels::Buffer> embedding_memory;
-  kernels::WeightTensor embedding;  // [vocab, hidden], data in embedding_memory
-  std::vector<LayerWeights> layers;
+  kernels::WeightTensor embedding;              // [vocab, hidden], data in embedding_memory
   DeviceVector final_norm;                      // [hidden]
   std::unique_ptr<kernels::PackedLinear> head;  // [vocab, hidden]
-  int64_t bytes = 0;                            // of the tensors used, as stored
+};
+
+struct Weights {
+  std::unique_ptr<Checkpoint> checkpoint;  // packed objects may point into it
+  EndWeights ends;
+  std::vector<LayerWeights> layers;
+  int64_t bytes = 0;  // of the tensors used, as stored
   int64_t skipped_tensors = 0;
 };
+
+// The same as tensors of the checkpoint.
+struct EndTensors {
+  kernels::WeightTensor embedding;
+  std::vector<float> final_norm;
+  kernels::WeightTensor head;
+};
+absl::StatusOr<EndWeights> PackEnds(const EndTensors& ends, kernels::Backend& backend);
 
 // What a checkpoint holds, without packing anything.
 struct CheckpointSummary {
   int64_t parameters = 0;  // of the tensors used, scales not counted
   int64_t used_bytes = 0;
   int64_t used_tensors = 0;
-  int64_t skipped_tensors = 0;  // unknown ones, MTP layers among them
+  int64_t draft_tensors = 0;    // of MTP layers, not used
+  int64_t skipped_tensors = 0;  // all that are not used: those and unknown ones
 };
 
 // Looks at every tensor the network needs.
@@ -75,8 +90,9 @@ absl::StatusOr<CheckpointSummary> CheckCheckpoint(const Checkpoint& checkpoint,
 absl::StatusOr<Weights> LoadWeights(std::unique_ptr<Checkpoint> checkpoint,
                                     const ModelConfig& config, kernels::Backend& backend);
 
-// Host floats -> device memory.
+// Host values -> device memory.
 absl::StatusOr<DeviceVector> Upload(const std::vector<float>& values, kernels::Backend& backend);
+absl::StatusOr<DeviceVector> Upload(const std::vector<int32_t>& values, kernels::Backend& backend);
 
 // Hex digest of config.json's text and the list of tensors (name, dtype, shape).
 std::string WeightsDigest(std::string_view config_json, const Checkpoint& checkpoint);

@@ -156,7 +156,6 @@ struct BadConfig {
 TEST(ModelConfigTest, RefusesInOneSentenceNamingFileKeyAndValue) {
   const BadConfig cases[] = {
       {"model_type", "deepseek_v32", "model_type \"deepseek_v32\" is not supported"},
-      {"model_type", "deepseek_v4", "model_type \"deepseek_v4\" is not supported"},
       {"model_type", "llama", "model_type \"llama\" is not supported"},
       {"model_type", 3, "model_type must be a string, is 3"},
       {"hidden_size", -1, "hidden_size must be an integer in [1, 1048576], is -1"},

@@ -1,0 +1,176 @@
+// Forms a V4 checkpoint may have, and what is said about one that is wrong.
+
+#include "model/deepseek_v4_weights.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "status/check.h"
+#include "tests/model/editable_checkpoint.h"
+#include "tests/model/published_v4.h"
+
+namespace model {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+// Files of the right sizes with holes for data, one for each layer; only the expert tables are
+// there.
+void WriteWithoutData(const std::vector<PublishedTensor>& tensors, const std::string& dir) {
+  std::filesystem::remove_all(dir);
+  std::filesystem::create_directories(dir);
+  const std::map<std::string, int64_t> bytes = {{"BF16", 2},    {"F32", 4}, {"F8_E4M3", 1},
+                                                {"F8_E8M0", 1}, {"I8", 1},  {"I64", 8}};
+  struct Shard {
+    json header = json::object();
+    int64_t size = 0;
+    std::vector<std::pair<int64_t, int64_t>> tables;  // offset, values
+  };
+  std::map<std::string, Shard> shards;
+  json index;
+  for (const PublishedTensor& tensor : tensors) {
+    const std::string group =
+        tensor.name.substr(0, tensor.name.find('.', tensor.name.find('.') + 1));
+    const std::string file =
+        group.substr(0, 7) == "layers." ? group + ".safetensors" : "other.safetensors";
+    Shard& shard = shards[file];
+    int64_t count = 1;
+    for (const int64_t size : tensor.shape) count *= size;
+    const int64_t end = shard.size + count * bytes.at(tensor.dtype);
+    if (tensor.dtype == "I64") shard.tables.push_back({shard.size, count});
+    shard.header[tensor.name] = {
+        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {shard.size, end}}};
+    shard.size = end;
+    index["weight_map"][tensor.name] = file;
+  }
+  for (const auto& [file, shard] : shards) {
+    std::string text = shard.header.dump();
+    text.resize((text.size() + 7) / 8 * 8, ' ');
+    const uint64_t length = text.size();
+    const std::string path = dir + "/" + file;
+    std::ofstream out(path, std::ios::binary);
+    out.write(reinterpret_cast<const char*>(&length), sizeof(length));
+    out << text;
+    for (const auto& [offset, count] : shard.tables) {
+      std::vector<int64_t> table(static_cast<size_t>(count));
+      for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int64_t>(i % 256);
+      out.seekp(static_cast<int64_t>(8 + length) + offset);
+      out.write(reinterpret_cast<const char*>(table.data()),
+                static_cast<int64_t>(table.size() * sizeof(int64_t)));
+    }
+    out.close();
+    std::filesystem::resize_file(path, 8 + length + static_cast<uint64_t>(shard.size));
+  }
+  std::ofstream(dir + "/model.safetensors.index.json") << index.dump();
+}
+
+TEST(PublishedV4FlashTest, EveryTensorIsClaimedOnce) {
+  const std::string dir = ::testing::TempDir() + "/published_v4_flash";
+  const std::vector<PublishedTensor> tensors = PublishedV4FlashTensors::Make();
+  ASSERT_EQ(tensors.size(), 69187u);  // models.md 2.6
+  WriteWithoutData(tensors, dir);
+  const auto config = ParseModelConfig(PublishedV4Flash().dump(), "config.json");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto checkpoint = Checkpoint::Open(dir);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  // A tensor claimed twice would end the process.
+  const auto summary = CheckCheckpoint(**checkpoint, *config);
+  ASSERT_TRUE(summary.ok()) << summary.status();
+  EXPECT_EQ(summary->used_tensors + summary->draft_tensors, 69187);
+  EXPECT_EQ(summary->skipped_tensors, summary->draft_tensors);
+  EXPECT_EQ(summary->draft_tensors, 256 * 6 + 29 + 10);
+  EXPECT_NEAR(static_cast<double>(summary->parameters), 284.33e9, 0.01e9);  // models.md 10.1
+  std::filesystem::remove_all(dir);
+}
+
+class DeepseekV4WeightsTest : public ::testing::Test {
+ protected:
+  std::string dir_ = ::testing::TempDir() + "/deepseek_v4_weights_test_" +
+                     ::testing::UnitTest::GetInstance()->current_test_info()->name();
+
+  static std::string GoldenModel(const std::string& name) {
+    const char* dir = std::getenv("FERRY_GOLDEN_DIR");
+    FERRY_CHECK(dir != nullptr) << "FERRY_GOLDEN_DIR is not set";
+    return std::string(dir) + "/models/" + name;
+  }
+  // What the loader says about `checkpoint`.
+  absl::Status Check(const EditableCheckpoint& checkpoint) {
+    checkpoint.Write(dir_);
+    const auto config = LoadModelConfig(dir_);
+    if (!config.ok()) return config.status();
+    const auto opened = Checkpoint::Open(dir_);
+    if (!opened.ok()) return opened.status();
+    return CheckCheckpoint(**opened, *config).status();
+  }
+};
+
+TEST_F(DeepseekV4WeightsTest, SaysWhatIsWrongNamingFileTensorExpectedAndFound) {
+  struct BadCheckpoint {
+    std::function<void(EditableCheckpoint&)> edit;
+    const char* message;
+  };
+  const auto missing = [](const char* name) {
+    return [=](EditableCheckpoint& checkpoint) { checkpoint.Take(name); };
+  };
+  const auto shape = [](const char* name, std::vector<int64_t> shape) {
+    return [=](EditableCheckpoint& checkpoint) { checkpoint.tensors.at(name).shape = shape; };
+  };
+  const auto table_entry = [](int64_t value) {
+    return [=](EditableCheckpoint& checkpoint) {
+      std::memcpy(checkpoint.tensors.at("layers.1.ffn.gate.tid2eid").bytes.data() + 7 * 3 * 8,
+                  &value, sizeof(value));
+      std::memcpy(checkpoint.tensors.at("layers.1.ffn.gate.tid2eid").bytes.data() + (7 * 3 + 1) * 8,
+                  &value, sizeof(value));
+    };
+  };
+  const BadCheckpoint cases[] = {
+      {missing("embed.weight"), "embed.weight is missing, expected shape [512, 64]"},
+      {missing("hc_head_fn"), "hc_head_fn is missing, expected shape [4, 256]"},
+      {missing("layers.2.attn.compressor.ape"),
+       "layers.2.attn.compressor.ape is missing, expected shape [128, 512]"},
+      {missing("layers.1.attn.indexer.compressor.wkv.weight"),
+       "layers.1.attn.indexer.compressor.wkv.weight is missing"},
+      {missing("layers.2.ffn.gate.bias"), "layers.2.ffn.gate.bias is missing"},
+      {missing("layers.1.ffn.gate.tid2eid"), "layers.1.ffn.gate.tid2eid is missing"},
+      {missing("layers.0.ffn.experts.3.w2.scale"), "layers.0.ffn.experts.3.w2.weight_scale_inv"},
+      {shape("layers.0.ffn.experts.3.w2.weight", {32, 64}),
+       "layers.0.ffn.experts.3.w2.weight: expected shape [64, 32], found [32, 64]"},
+      {shape("layers.0.ffn.experts.3.w2.scale", {128, 1}),
+       "layers.0.ffn.experts.3.w2.scale: expected shape [64, 2], found [128, 1]"},
+      {shape("layers.0.attn.wo_a.scale", {8, 1}),
+       "layers.0.attn.wo_a.scale: expected shape [1, 8], found [8, 1]"},
+      {[](EditableCheckpoint& c) {
+         c.tensors["layers.0.attn.wq_a.weight"] = c.tensors["layers.0.ffn.experts.3.w2.weight"];
+         c.tensors["layers.0.attn.wq_a.weight"].shape = {64, 64};
+         c.tensors["layers.0.attn.wq_a.weight"].bytes.resize(64 * 64);
+       },
+       "layers.0.attn.wq_a.weight: expected dtype BF16, F16, F32 or F8_E4M3, found I8"},
+      {table_entry(8),
+       "layers.1.ffn.gate.tid2eid: expected different values below 8 in a row, found 8 in row 7"},
+      {table_entry(3),
+       "layers.1.ffn.gate.tid2eid: expected different values below 8 in a row, found 3 in row 7"},
+      {table_entry(-1), "found -1 in row 7"},
+      {[](EditableCheckpoint& c) {
+         c.config["compress_ratios"] = {0, 4, 128, 128};
+       },
+       "layers.3.attn.compressor.wkv.weight: expected shape [512, 64], found [1024, 64]"},
+      {[](EditableCheckpoint& c) { c.config["num_hash_layers"] = 1; },
+       "layers.1.ffn.gate.bias is missing"},
+  };
+  for (const BadCheckpoint& bad : cases) {
+    EditableCheckpoint checkpoint = EditableCheckpoint::Read(GoldenModel("v4_native"));
+    bad.edit(checkpoint);
+    EXPECT_THAT(Check(checkpoint).ToString(), HasSubstr(bad.message));
+  }
+}
+
+}  // namespace
+}  // namespace model
