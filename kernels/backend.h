@@ -18,6 +18,8 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/absorbed_decode.h"
+#include "kernels/c128a_metadata.h"
+#include "kernels/compress_kv.h"
 #include "kernels/head_and_sample.h"
 #include "kernels/hyper_connection.h"
 #include "kernels/indexer.h"
@@ -89,6 +91,8 @@ class Backend {
   virtual absl::Status HeadLinear(const LaunchContext& context, const HeadLinearParams& params) = 0;
   virtual absl::Status Rope(const LaunchContext& context, const RopeParams& params) = 0;
   virtual absl::Status StoreKv(const LaunchContext& context, const StoreKvParams& params) = 0;
+  virtual absl::Status CopyKvEntries(const LaunchContext& context,
+                                     const CopyKvEntriesParams& params) = 0;
   virtual absl::Status GatherKv(const LaunchContext& context, const GatherKvParams& params) = 0;
   virtual absl::Status IndexerLogits(const LaunchContext& context,
                                      const IndexerLogitsParams& params) = 0;
@@ -96,6 +100,10 @@ class Backend {
   virtual absl::Status Moe(const LaunchContext& context, const MoeParams& params) = 0;
   virtual int64_t MoeWorkspaceBytes(int32_t max_rows, const GateConfig& gate, int64_t hidden_size,
                                     int64_t moe_intermediate_size) const = 0;
+  virtual absl::Status CompressKv(const LaunchContext& context,
+                                  const CompressKvParams& params) = 0;
+  virtual absl::Status C128AMetadata(const LaunchContext& context,
+                                     const C128AMetadataParams& params) = 0;
   virtual absl::Status HyperPre(const LaunchContext& context, const HyperPreParams& params) = 0;
   virtual absl::Status HyperPost(const LaunchContext& context, const HyperPostParams& params) = 0;
   virtual absl::Status HeadAndSample(const LaunchContext& context,

@@ -1,6 +1,6 @@
 // StoreKv: writes the rows of new tokens into every group of the paged cache.
 //
-//   latent = rmsnorm(kv_a[0 : rank]; norm_weight, norm_eps)
+//   latent = rmsnorm(kv_a[0 : rank]; norm_weight, norm_eps)       or of all of kv_a with norm_rope
 //   k_rope = R(position) kv_a[rank : rank + rope_dim]
 //   page[slot] <- format(latent ++ k_rope)
 //
@@ -38,8 +38,9 @@ struct StoreKvParams {
   const float* kv_a = nullptr;  // [num_rows, kv_lora_rank + rope_dim]
   int64_t kv_a_row_stride = 0;  // elements
   int32_t kv_lora_rank = 0;
-  const float* norm_weight = nullptr;  // [kv_lora_rank]
+  const float* norm_weight = nullptr;  // [kv_lora_rank], or + rope_dim with norm_rope
   float norm_eps = 1e-6f;
+  bool norm_rope = false;  // V4: the norm covers the rotary values too
   RopeTable rope;
   const int32_t* positions = nullptr;  // [num_rows]
   const int64_t* slots = nullptr;      // [num_rows]; block * block_size + offset, or < 0
@@ -57,7 +58,9 @@ int32_t KvEntryBytes(KvFormat format, int32_t dim, int32_t rope_dim);
 // kFp8SharedKv, else 1.
 int32_t KvBlockMultiple(KvFormat format, int32_t dim, int32_t rope_dim);
 
-// Rotates rows in place: x[t, h, 0 : rope_dim] <- R(positions[t]) x.
+// Rotates rows in place: x[t, h, 0 : rope_dim] <- R(positions[t]) x.  With norm_dim > 0 (V4's queries)
+// the norm_dim values of a head that end with the rotary ones are first divided by
+// sqrt(mean of their squares + norm_eps).
 struct RopeParams {
   int32_t num_rows = 0;
   int32_t num_heads = 0;
@@ -66,6 +69,20 @@ struct RopeParams {
   int64_t head_stride = 0;
   RopeTable rope;
   const int32_t* positions = nullptr;  // [num_rows]
+  int32_t norm_dim = 0;
+  float norm_eps = 1e-6f;
+};
+
+// Copies entries as they are stored: dst entry dst_slots[i] <- src entry src_slots[i].  Both pages have
+// the same format.  A slot < 0 on either side is skipped; no entry is both read and written.
+struct CopyKvEntriesParams {
+  int32_t num_entries = 0;
+  const int64_t* src_slots = nullptr;  // [num_entries]
+  const int64_t* dst_slots = nullptr;  // [num_entries]
+  KvPages src;
+  KvPages dst;
+  int32_t dim = 0;
+  int32_t rope_dim = 0;
 };
 
 // Reads entries back as float32 (a chunk's context in prefill): row i of the output is the entry of

@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/absorbed_decode.h"
+#include "kernels/cpu/c128a_metadata.h"
+#include "kernels/cpu/compress_kv.h"
 #include "kernels/cpu/embed.h"
 #include "kernels/cpu/gather_kv.h"
 #include "kernels/cpu/head_and_sample.h"
@@ -142,6 +144,9 @@ class CpuBackend final : public Backend {
   absl::Status StoreKv(const LaunchContext&, const StoreKvParams& params) override {
     return cpu::StoreKv(pool_, params);
   }
+  absl::Status CopyKvEntries(const LaunchContext&, const CopyKvEntriesParams& params) override {
+    return cpu::CopyKvEntries(pool_, params);
+  }
   absl::Status GatherKv(const LaunchContext&, const GatherKvParams& params) override {
     return cpu::GatherKv(pool_, params);
   }
@@ -157,6 +162,12 @@ class CpuBackend final : public Backend {
   // Moe works in the thread pool's scratch, which it knows the shared experts' size for.
   int64_t MoeWorkspaceBytes(int32_t, const GateConfig&, int64_t, int64_t) const override {
     return 0;
+  }
+  absl::Status CompressKv(const LaunchContext&, const CompressKvParams& params) override {
+    return cpu::CompressKv(pool_, params);
+  }
+  absl::Status C128AMetadata(const LaunchContext&, const C128AMetadataParams& params) override {
+    return cpu::C128AMetadata(pool_, params);
   }
   absl::Status HyperPre(const LaunchContext&, const HyperPreParams& params) override {
     return cpu::HyperPre(pool_, params);

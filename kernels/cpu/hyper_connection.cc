@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/linear.h"
+#include "kernels/cpu/rms_norm.h"
 #include "status/check.h"
 #include "status/status_macros.h"
 
@@ -71,10 +72,7 @@ void CollapseRow(const HyperPreParams& params, int64_t row) {
   const int32_t n = params.num_streams;
   const int64_t hidden = params.hidden_size;
   const float* streams = params.streams + row * n * hidden;
-  double squares = 0;  // in double, as every norm here
-  for (int64_t i = 0; i < n * hidden; ++i) squares += double{streams[i]} * streams[i];
-  const auto inverse = static_cast<float>(
-      1.0 / std::sqrt(squares / static_cast<double>(n * hidden) + double{params.norm_eps}));
+  const float inverse = InverseRms(streams, params.norm_eps, n * hidden);
   const float* mixes = params.mixes + row * params.fn->out_features();
   const auto mix = [&](int32_t i, int32_t kind) {
     return mixes[i] * inverse * params.scale[kind] + params.base[i];

@@ -228,6 +228,20 @@ void LoadEntry(const KvPages& pages, const EntryPlace& place, int32_t dim, int32
   }
 }
 
+void CopyEntry(const KvPages& from, const EntryPlace& source, const KvPages& to,
+               const EntryPlace& target, int32_t dim, int32_t rope_dim) {
+  const auto bytes = static_cast<size_t>(KvEntryBytes(from.format, dim, rope_dim));
+  if (from.format != KvFormat::kFp8IndexKey && from.format != KvFormat::kFp8SharedKv) {
+    std::memcpy(EntryAt(to, target), EntryAt(from, source), bytes);
+    return;
+  }
+  const Float8Parts in = PartsOf(from, source, dim, rope_dim);
+  const Float8Parts out = PartsOf(to, target, dim, rope_dim);
+  const size_t row_bytes = dim + 2 * static_cast<size_t>(rope_dim);
+  std::memcpy(out.values, in.values, row_bytes);
+  std::memcpy(out.scales, in.scales, bytes - row_bytes);
+}
+
 absl::Status CheckKvPages(const KvPages& pages, int32_t dim, int32_t rope_dim) {
   if (dim <= 0 || rope_dim < 0) {
     return absl::InvalidArgumentError(

@@ -44,6 +44,10 @@ void StoreEntry(const KvPages& pages, const EntryPlace& place, const float* valu
 void LoadEntry(const KvPages& pages, const EntryPlace& place, int32_t dim, int32_t rope_dim,
                float* values, float* rope);
 
+// The entry's bytes, from pages to others of the same format.
+void CopyEntry(const KvPages& from, const EntryPlace& source, const KvPages& to,
+               const EntryPlace& target, int32_t dim, int32_t rope_dim);
+
 // Errors: kInvalidArgument if pages cannot hold entries of these sizes.
 absl::Status CheckKvPages(const KvPages& pages, int32_t dim, int32_t rope_dim);
 

@@ -7,7 +7,10 @@
 
 namespace kernels::cpu {
 
-// The sum runs in a fixed order in double.  `out` may be `x`.
+// 1 / sqrt(mean(x^2) + eps).  The sum runs in a fixed order in double.
+float InverseRms(const float* x, float eps, int64_t n);
+
+// `out` may be `x`.
 void RmsNormRow(const float* x, const float* weight, float eps, int64_t n, float* out);
 
 }  // namespace kernels::cpu

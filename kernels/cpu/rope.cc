@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cpu/rms_norm.h"
 
 namespace kernels::cpu {
 namespace {
@@ -68,6 +69,11 @@ absl::Status Rope(ThreadPool& pool, const RopeParams& params) {
   if (params.data == nullptr || params.positions == nullptr) {
     return absl::InvalidArgumentError("rope: no data or no positions");
   }
+  if (params.norm_dim != 0 && params.norm_dim < params.rope.rope_dim) {
+    return absl::InvalidArgumentError(absl::StrCat("rope: a norm over ", params.norm_dim,
+                                                   " values that end with ", params.rope.rope_dim,
+                                                   " rotary ones"));
+  }
   for (int32_t row = 0; row < params.num_rows; ++row) {
     absl::Status status = CheckPosition(params.rope, row, params.positions[row]);
     if (!status.ok()) return status;
@@ -79,7 +85,13 @@ absl::Status Rope(ThreadPool& pool, const RopeParams& params) {
     for (int32_t row = begin; row < end; ++row) {
       float* x = params.data + row * params.row_stride;
       for (int32_t head = 0; head < params.num_heads; ++head) {
-        Rotate(params.rope, params.positions[row], x + head * params.head_stride);
+        float* rotary = x + head * params.head_stride;
+        if (params.norm_dim > 0) {
+          float* first = rotary + params.rope.rope_dim - params.norm_dim;
+          const float inverse = InverseRms(first, params.norm_eps, params.norm_dim);
+          for (int32_t i = 0; i < params.norm_dim; ++i) first[i] *= inverse;
+        }
+        Rotate(params.rope, params.positions[row], rotary);
       }
     }
   });

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/kv_entry.h"
@@ -54,9 +53,10 @@ void StoreLatent(const StoreKvParams& params, int32_t row, float* scratch) {
   const float* kv_a = params.kv_a + row * params.kv_a_row_stride;
   float* latent = scratch;
   float* k_rope = latent + rank;
-  RmsNormRow(kv_a, params.norm_weight, params.norm_eps, rank, latent);
+  RmsNormRow(kv_a, params.norm_weight, params.norm_eps, params.norm_rope ? rank + rope_dim : rank,
+             latent);
   if (rope_dim > 0) {
-    std::memcpy(k_rope, kv_a + rank, sizeof(float) * static_cast<size_t>(rope_dim));
+    if (!params.norm_rope) std::copy_n(kv_a + rank, rope_dim, k_rope);
     Rotate(params.rope, params.positions[row], k_rope);
   }
   StoreEntry(params.pages, PlaceOfSlot(params.pages, params.slots[row]), latent, rank, k_rope,
@@ -104,6 +104,32 @@ absl::Status StoreKv(ThreadPool& pool, const StoreKvParams& params) {
       if (params.slots[row] < 0) continue;
       StoreLatent(params, row, values);
       if (params.index_key.dim > 0) StoreIndexKey(params, row, values);
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status CopyKvEntries(ThreadPool& pool, const CopyKvEntriesParams& params) {
+  if (params.num_entries < 0 || params.src.format != params.dst.format) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "copy_kv_entries: ", params.num_entries, " entries of format ",
+        static_cast<int>(params.src.format), " to format ", static_cast<int>(params.dst.format)));
+  }
+  if (params.num_entries == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckKvPages(params.src, params.dim, params.rope_dim));
+  RETURN_IF_ERROR(CheckKvPages(params.dst, params.dim, params.rope_dim));
+  if (params.src_slots == nullptr || params.dst_slots == nullptr) {
+    return absl::InvalidArgumentError("copy_kv_entries: src_slots or dst_slots is null");
+  }
+  constexpr int64_t kEntriesPerTask = 32;
+  const int64_t num_tasks = (params.num_entries + kEntriesPerTask - 1) / kEntriesPerTask;
+  pool.ParallelFor(num_tasks, [&](int64_t task) {
+    const int64_t begin = task * kEntriesPerTask;
+    const int64_t end = std::min<int64_t>(begin + kEntriesPerTask, params.num_entries);
+    for (int64_t i = begin; i < end; ++i) {
+      if (params.src_slots[i] < 0 || params.dst_slots[i] < 0) continue;
+      CopyEntry(params.src, PlaceOfSlot(params.src, params.src_slots[i]), params.dst,
+                PlaceOfSlot(params.dst, params.dst_slots[i]), params.dim, params.rope_dim);
     }
   });
   return absl::OkStatus();

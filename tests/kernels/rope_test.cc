@@ -72,6 +72,42 @@ TEST_P(RopeTest, RotatesPairsAndNothingElse) {
   }
 }
 
+// V4's queries: 10 values of a head, the last 6 rotary, divided by their root mean square first.
+TEST_P(RopeTest, NormsTheValuesThatEndWithTheRotaryOnes) {
+  const Table table(6, 50, GetParam());
+  const int32_t rows = 3, heads = 2;
+  const int64_t head_stride = 12, row_stride = 27;
+  const std::vector<float> before = RandomTensor(rows * row_stride, 1);
+  std::vector<float> x = before, expected = before;
+  const std::vector<int32_t> positions = {0, 7, 49};
+  for (int32_t t = 0; t < rows; ++t) {
+    for (int32_t h = 0; h < heads; ++h) {
+      float* head = expected.data() + t * row_stride + h * head_stride;
+      double squares = 0;
+      for (int32_t i = 0; i < 10; ++i) squares += double{head[i]} * head[i];
+      for (int32_t i = 0; i < 10; ++i) {
+        head[i] = static_cast<float>(head[i] / std::sqrt(squares / 10 + 1e-2));
+      }
+      Rotate(table.table, positions[t], head + 4);
+    }
+  }
+  RopeParams params;
+  params.num_rows = rows;
+  params.num_heads = heads;
+  params.data = x.data() + 4;
+  params.row_stride = row_stride;
+  params.head_stride = head_stride;
+  params.rope = table.table;
+  params.positions = positions.data();
+  params.norm_dim = 10;
+  params.norm_eps = 1e-2f;
+  ASSERT_TRUE(Rope(pool_, params).ok());
+  EXPECT_TRUE(numerics::AllClose<float>(x, expected, {.abs = 1e-6, .rel = 1e-6}));
+  for (const size_t untouched : {10u, 11u, 22u, 26u}) EXPECT_EQ(x[untouched], before[untouched]);
+  params.norm_dim = 5;
+  EXPECT_THAT(Rope(pool_, params).ToString(), HasSubstr("a norm over 5 values"));
+}
+
 TEST_P(RopeTest, RotatingBackUndoesIt) {
   const Table table(6, 50, GetParam());
   const std::vector<float> before = RandomTensor(6, 2);

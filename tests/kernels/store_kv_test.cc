@@ -291,6 +291,37 @@ INSTANTIATE_TEST_SUITE_P(Formats, StoreIndexKeyTest,
                          ::testing::Values(KvFormat::kFloat32, KvFormat::kBfloat16,
                                            KvFormat::kFp8Latent));
 
+// V4: the norm covers all of a row, rotary values included.
+TEST_P(StoreKvTest, TheNormMayCoverTheRotaryValues) {
+  Make(24, 6, 5);
+  weight_ = RandomTensor(30, 2);
+  params_.norm_weight = weight_.data();
+  params_.norm_rope = true;
+  ASSERT_TRUE(StoreKv(pool_, params_).ok());
+  const std::vector<float> read = Gather(slots_);
+  for (int32_t row = 0; row < num_rows_; ++row) {
+    const float* x = kv_a_.data() + row * row_stride_;
+    double sum = 0;
+    for (int32_t i = 0; i < 30; ++i) sum += double{x[i]} * x[i];
+    std::vector<double> entry;
+    for (int32_t i = 0; i < 30; ++i) entry.push_back(x[i] / std::sqrt(sum / 30 + kEps) * weight_[i]);
+    for (int32_t i = 0; i < 3; ++i) {
+      const double c = cos_[positions_[row] * 3 + i], s = sin_[positions_[row] * 3 + i];
+      const double a = entry[24 + 2 * i], b = entry[24 + 2 * i + 1];
+      entry[24 + 2 * i] = a * c - b * s;
+      entry[24 + 2 * i + 1] = b * c + a * s;
+    }
+    // As above.
+    numerics::Tolerance tolerance{.abs = 1e-6, .rel = 1e-5};
+    if (GetParam() == KvFormat::kBfloat16) tolerance = {.abs = 1e-5, .rel = 0x1.01p-8};
+    if (GetParam() == KvFormat::kFp8Latent)
+      tolerance = {.abs = 16.0 / 224 * 0x1p-10, .rel = 0x1.01p-4};
+    EXPECT_TRUE(numerics::AllClose(
+        absl::MakeConstSpan(read).subspan(static_cast<size_t>(row) * 30, 30),
+        absl::MakeConstSpan(entry), tolerance));
+  }
+}
+
 TEST_P(StoreKvTest, RefusesWhatCannotBe) {
   Make(24, 6, 3);
   const std::vector<std::byte> before = memory_;
@@ -315,6 +346,75 @@ TEST_P(StoreKvTest, RefusesWhatCannotBe) {
 INSTANTIATE_TEST_SUITE_P(Formats, StoreKvTest,
                          ::testing::Values(KvFormat::kFloat32, KvFormat::kBfloat16,
                                            KvFormat::kFp8Latent));
+
+// Entries move between pages of other block sizes and strides, whatever the format.
+class CopyKvEntriesTest : public ::testing::TestWithParam<KvFormat> {
+ protected:
+  static constexpr int32_t kDim = 70;
+  static constexpr int32_t kBlocks = 3;
+  struct Memory {
+    Memory(KvFormat format, int32_t rope_dim, int32_t block_size) {
+      const int32_t entry_bytes = KvEntryBytes(format, kDim, rope_dim);
+      pages = {.block_stride = int64_t{entry_bytes} * block_size + 16,
+               .block_size = block_size,
+               .entry_bytes = entry_bytes,
+               .format = format};
+      bytes.resize(static_cast<size_t>(pages.block_stride * kBlocks), std::byte{0xff});
+      pages.base = bytes.data();
+    }
+    std::vector<std::byte> bytes;
+    KvPages pages;
+  };
+  const int32_t rope_dim_ = GetParam() == KvFormat::kFp8IndexKey ? 0 : 6;
+  ThreadPool pool_{2};
+
+  std::vector<float> Load(const Memory& memory, int64_t slot) const {
+    std::vector<float> values(static_cast<size_t>(kDim + rope_dim_));
+    LoadEntry(memory.pages, PlaceOfSlot(memory.pages, slot), kDim, rope_dim_, values.data(),
+              values.data() + kDim);
+    return values;
+  }
+};
+
+TEST_P(CopyKvEntriesTest, BytesArriveAndNothingElseChanges) {
+  Memory from(GetParam(), rope_dim_, 5), to(GetParam(), rope_dim_, 8);
+  for (int64_t slot = 0; slot < 15; ++slot) {
+    const std::vector<float> values = RandomTensor(kDim + rope_dim_, static_cast<uint32_t>(slot));
+    StoreEntry(from.pages, PlaceOfSlot(from.pages, slot), values.data(), kDim, values.data() + kDim,
+               rope_dim_);
+  }
+  Memory expected = to;
+  expected.pages.base = expected.bytes.data();
+  const std::vector<int64_t> src = {0, 14, 7, -1, 3}, dst = {23, 8, 0, 1, -1};
+  for (const size_t i : {0u, 1u, 2u}) {
+    // The same values make the same bytes.
+    const std::vector<float> values = RandomTensor(kDim + rope_dim_, static_cast<uint32_t>(src[i]));
+    StoreEntry(expected.pages, PlaceOfSlot(expected.pages, dst[i]), values.data(), kDim,
+               values.data() + kDim, rope_dim_);
+  }
+  const CopyKvEntriesParams params = {.num_entries = 5,
+                                      .src_slots = src.data(),
+                                      .dst_slots = dst.data(),
+                                      .src = from.pages,
+                                      .dst = to.pages,
+                                      .dim = kDim,
+                                      .rope_dim = rope_dim_};
+  ASSERT_TRUE(CopyKvEntries(pool_, params).ok());
+  EXPECT_TRUE(to.bytes == expected.bytes);
+  EXPECT_TRUE(numerics::BitEqual(Load(to, 23), Load(from, 0)));
+
+  CopyKvEntriesParams bad = params;
+  bad.dst.format = GetParam() == KvFormat::kFloat32 ? KvFormat::kBfloat16 : KvFormat::kFloat32;
+  EXPECT_THAT(CopyKvEntries(pool_, bad).ToString(), HasSubstr("to format"));
+  bad = params;
+  bad.src.base = nullptr;
+  EXPECT_THAT(CopyKvEntries(pool_, bad).ToString(), HasSubstr("no memory"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, CopyKvEntriesTest,
+                         ::testing::Values(KvFormat::kFloat32, KvFormat::kBfloat16,
+                                           KvFormat::kFp8Latent, KvFormat::kFp8IndexKey,
+                                           KvFormat::kFp8SharedKv));
 
 }  // namespace
 }  // namespace kernels::cpu
