@@ -6,12 +6,12 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "kernels/store_kv.h"
 #include "model/cache_spec.h"
 #include "model/config.h"
 #include "model/safetensors.h"
@@ -43,6 +43,10 @@ void PrintShape(const model::ModelConfig& config, std::ostream& out) {
       config.num_attention_heads, config.qk_nope_head_dim, config.qk_rope_head_dim,
       config.v_head_dim, config.kv_lora_rank,
       config.q_lora_rank == 0 ? "full" : absl::StrCat(config.q_lora_rank));
+  if (config.index_topk > 0) {
+    out << absl::StrFormat("indexer      %d heads of %d; %d keys attended\n", config.index_n_heads,
+                           config.index_head_dim, config.index_topk);
+  }
   if (moe_layers > 0) {
     out << absl::StrFormat("experts      %d routed, %d a token, %d shared, intermediate size %d\n",
                            config.gate.num_experts, config.gate.top_k, config.n_shared_experts,
@@ -87,21 +91,19 @@ void PrintSummary(const model::CheckpointSummary& summary, std::ostream& out) {
 
 void PrintCache(const model::ModelConfig& config, std::ostream& out) {
   if (config.kv_lora_rank == 0) return;  // V4 keeps other entries
-  for (const kernels::KvFormat format :
-       {kernels::KvFormat::kFloat32, kernels::KvFormat::kBfloat16, kernels::KvFormat::kFp8Latent}) {
-    const int32_t entry_bytes =
-        kernels::KvEntryBytes(format, config.kv_lora_rank, config.qk_rope_head_dim);
-    model::CacheSpec spec;
-    spec.block_size = kBlockSize;
-    spec.groups.push_back({.name = "latent",
-                           .layers = config.num_hidden_layers,
-                           .entry_bytes = entry_bytes,
-                           .format = format});
-    const model::CacheLayout layout(spec);
+  for (const model::KvCacheDtype dtype :
+       {model::KvCacheDtype::kFloat32, model::KvCacheDtype::kBfloat16, model::KvCacheDtype::kFp8}) {
+    const model::CacheLayout layout(model::MakeCacheSpec(config, dtype, kBlockSize));
+    int64_t bytes = 0;                 // a token
+    std::vector<std::string> a_layer;  // by group
+    for (const model::CacheGroup& group : layout.spec().groups) {
+      bytes += int64_t{group.entry_bytes} * group.layers;
+      a_layer.push_back(absl::StrCat(group.entry_bytes));
+    }
     out << absl::StrFormat(
-        "KV cache     %-8s %d bytes a token (%d a layer), %d a block of %d tokens\n",
-        std::string(model::KvFormatName(format)), int64_t{entry_bytes} * config.num_hidden_layers,
-        entry_bytes, layout.block_bytes(), kBlockSize);
+        "KV cache     %-8s %d bytes a token (%s a layer), %d a block of %d tokens\n",
+        std::string(model::KvCacheDtypeName(dtype)), bytes, absl::StrJoin(a_layer, " + "),
+        layout.block_bytes(), kBlockSize);
   }
 }
 

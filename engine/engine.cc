@@ -35,10 +35,10 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const EngineOption
                                                  "' (this build has no other backend)"));
 }
 
-absl::StatusOr<kernels::KvFormat> ParseKvFormat(const std::string& name) {
-  if (name == "auto" || name == "float32") return kernels::KvFormat::kFloat32;
-  if (name == "bfloat16") return kernels::KvFormat::kBfloat16;
-  if (name == "fp8") return kernels::KvFormat::kFp8Latent;
+absl::StatusOr<model::KvCacheDtype> ParseKvCacheDtype(const std::string& name) {
+  if (name == "auto" || name == "float32") return model::KvCacheDtype::kFloat32;
+  if (name == "bfloat16") return model::KvCacheDtype::kBfloat16;
+  if (name == "fp8") return model::KvCacheDtype::kFp8;
   return absl::InvalidArgumentError(
       absl::StrCat("kv_cache_dtype must be auto, float32, bfloat16 or fp8, is '", name, "'"));
 }
@@ -50,7 +50,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
   ASSIGN_OR_RETURN(std::unique_ptr<kernels::Backend> backend, MakeBackend(options));
 
   model::NetworkOptions network_options;
-  ASSIGN_OR_RETURN(network_options.kv_format, ParseKvFormat(options.kv_cache_dtype));
+  ASSIGN_OR_RETURN(network_options.kv_cache_dtype, ParseKvCacheDtype(options.kv_cache_dtype));
   network_options.block_size = options.block_size;
   network_options.max_model_len =
       options.max_model_len > 0 ? options.max_model_len : config.max_position_embeddings;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/store_kv.h"
 #include "xxhash.h"
 
 namespace model {
@@ -12,7 +13,56 @@ int64_t AlignUp(int64_t value, int64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 
+// The format of a group whose fp8 form is `fp8`.
+kernels::KvFormat FormatOf(KvCacheDtype dtype, kernels::KvFormat fp8) {
+  switch (dtype) {
+    case KvCacheDtype::kFloat32:
+      return kernels::KvFormat::kFloat32;
+    case KvCacheDtype::kBfloat16:
+      return kernels::KvFormat::kBfloat16;
+    case KvCacheDtype::kFp8:
+      return fp8;
+  }
+  return fp8;
+}
+
+// A group of entries of `dim` values and `rope_dim` rotary ones.
+CacheGroup MakeGroup(std::string name, int32_t layers, kernels::KvFormat format, int32_t dim,
+                     int32_t rope_dim) {
+  return {.name = std::move(name),
+          .layers = layers,
+          .entry_bytes = kernels::KvEntryBytes(format, dim, rope_dim),
+          .format = format,
+          .block_multiple = kernels::KvBlockMultiple(format, dim, rope_dim)};
+}
+
 }  // namespace
+
+std::string_view KvCacheDtypeName(KvCacheDtype dtype) {
+  switch (dtype) {
+    case KvCacheDtype::kFloat32:
+      return "float32";
+    case KvCacheDtype::kBfloat16:
+      return "bfloat16";
+    case KvCacheDtype::kFp8:
+      return "fp8";
+  }
+  return "unknown";
+}
+
+CacheSpec MakeCacheSpec(const ModelConfig& config, KvCacheDtype dtype, int32_t block_size) {
+  CacheSpec spec;
+  spec.block_size = block_size;
+  spec.groups.push_back(MakeGroup("latent", config.num_hidden_layers,
+                                  FormatOf(dtype, kernels::KvFormat::kFp8Latent),
+                                  config.kv_lora_rank, config.qk_rope_head_dim));
+  if (config.family == ModelFamily::kDeepseekV32) {
+    spec.groups.push_back(MakeGroup("index_key", config.num_hidden_layers,
+                                    FormatOf(dtype, kernels::KvFormat::kFp8IndexKey),
+                                    config.index_head_dim, /*rope_dim=*/0));
+  }
+  return spec;
+}
 
 absl::Status CacheSpec::Validate() const {
   if (block_size <= 0 || block_size % 64 != 0) {
@@ -22,20 +72,22 @@ absl::Status CacheSpec::Validate() const {
   if (groups.empty()) return absl::InvalidArgumentError("a cache needs at least one group");
   for (const CacheGroup& group : groups) {
     if (group.layers <= 0 || group.entry_bytes <= 0 || group.tokens_per_entry <= 0 ||
-        block_size % group.tokens_per_entry != 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "cache group ", group.name, " cannot be laid out: layers ", group.layers, ", entry bytes ",
-          group.entry_bytes, ", tokens per entry ", group.tokens_per_entry, ", block size ", block_size));
+        group.block_multiple <= 0 || block_size % group.tokens_per_entry != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cache group ", group.name, " cannot be laid out: layers ", group.layers,
+                       ", entry bytes ", group.entry_bytes, ", tokens per entry ",
+                       group.tokens_per_entry, ", block size ", block_size));
     }
   }
   return absl::OkStatus();
 }
 
 CacheLayout::CacheLayout(CacheSpec spec) : spec_(std::move(spec)) {
-  for (const CacheGroup& group : spec_.groups) {
-    const int64_t entries = spec_.block_size / group.tokens_per_entry;
+  for (size_t i = 0; i < spec_.groups.size(); ++i) {
+    const CacheGroup& group = spec_.groups[i];
     group_offset_.push_back(block_bytes_);
-    layer_stride_.push_back(AlignUp(entries * group.entry_bytes, kCacheAlignment));
+    const int64_t padded = AlignUp(used_bytes(static_cast<int32_t>(i)), group.block_multiple);
+    layer_stride_.push_back(AlignUp(padded, kCacheAlignment));
     block_bytes_ += layer_stride_.back() * group.layers;
   }
 }
@@ -43,7 +95,7 @@ CacheLayout::CacheLayout(CacheSpec spec) : spec_(std::move(spec)) {
 kernels::KvPages CacheLayout::Pages(std::byte* cache_base, int32_t group, int32_t layer) const {
   return {.base = cache_base + offset(group, layer),
           .block_stride = block_bytes_,
-          .block_size = spec_.block_size,
+          .block_size = spec_.block_size / spec_.groups[group].tokens_per_entry,
           .entry_bytes = spec_.groups[group].entry_bytes,
           .format = spec_.groups[group].format};
 }
@@ -51,8 +103,8 @@ kernels::KvPages CacheLayout::Pages(std::byte* cache_base, int32_t group, int32_
 std::string LayoutFingerprint(const CacheLayout& layout, const std::string& model_name,
                               const std::string& weights) {
   const CacheSpec& spec = layout.spec();
-  std::string record = absl::StrCat("ferry-layout/1\n", model_name.size(), ":", model_name, "\n", weights,
-                                    "\n", spec.block_size, " ", layout.block_bytes(), " ",
+  std::string record = absl::StrCat("ferry-layout/1\n", model_name.size(), ":", model_name, "\n",
+                                    weights, "\n", spec.block_size, " ", layout.block_bytes(), " ",
                                     spec.state_slot_bytes, " little\n");
   for (size_t i = 0; i < spec.groups.size(); ++i) {
     const CacheGroup& group = spec.groups[i];
@@ -72,7 +124,7 @@ std::string_view KvFormatName(kernels::KvFormat format) {
     case kernels::KvFormat::kBfloat16:
       return "bfloat16";
     case kernels::KvFormat::kFp8Latent:
-      return "fp8";
+      return "fp8_latent";
     case kernels::KvFormat::kFp8IndexKey:
       return "fp8_index_key";
     case kernels::KvFormat::kFp8SharedKv:

@@ -1,4 +1,5 @@
-// CacheSpec: what a model wants to keep per token, as paged groups, and the one layout of its bytes.
+// CacheSpec: what a model wants to keep per token, as paged groups, and the one layout of its
+// bytes.
 //
 // Token blocks are block-major: [block][group][layer][entries], every (group, layer) at an offset
 // aligned to 256 bytes, so that a block is one contiguous piece to send.  Allocation, sharing,
@@ -17,27 +18,37 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/tensor.h"
+#include "model/config.h"
 
 namespace model {
 
 inline constexpr int64_t kCacheAlignment = 256;  // bytes
 
 struct CacheGroup {
-  std::string name;               // "latent", "index_key", "csa", "hca", "csa_index_key"
+  std::string name;  // "latent", "index_key", "csa", "hca", "csa_index_key"
   int32_t layers = 0;
   int32_t entry_bytes = 0;
   int32_t tokens_per_entry = 1;
   kernels::KvFormat format = kernels::KvFormat::kFloat32;
+  int32_t block_multiple = 1;  // a layer's bytes in a block are padded to a multiple of it
 };
 
+// How entries are stored: --kv_cache_dtype.
+enum class KvCacheDtype : uint8_t { kFloat32, kBfloat16, kFp8 };
+// "float32", "bfloat16", "fp8".
+std::string_view KvCacheDtypeName(KvCacheDtype dtype);
+
 struct CacheSpec {
-  int32_t block_size = 64;        // tokens; a multiple of 64 and of every tokens_per_entry
+  int32_t block_size = 64;  // tokens; a multiple of 64 and of every tokens_per_entry
   std::vector<CacheGroup> groups;
-  int64_t state_slot_bytes = 0;   // 0: the model keeps no state per sequence
+  int64_t state_slot_bytes = 0;  // 0: the model keeps no state per sequence
 
   // Errors: kInvalidArgument naming the field that cannot be.
   absl::Status Validate() const;
 };
+
+// What `config`'s network keeps.
+CacheSpec MakeCacheSpec(const ModelConfig& config, KvCacheDtype dtype, int32_t block_size);
 
 // Offsets within a block, from a valid spec.
 class CacheLayout final {
@@ -49,6 +60,11 @@ class CacheLayout final {
   int64_t layer_stride_bytes(int32_t group) const { return layer_stride_[group]; }
   int64_t offset(int32_t group, int32_t layer) const {
     return group_offset_[group] + layer * layer_stride_[group];
+  }
+  // Of a (layer, block) of a group: what its entries take, without padding.
+  int64_t used_bytes(int32_t group) const {
+    const CacheGroup& g = spec_.groups[group];
+    return int64_t{spec_.block_size / g.tokens_per_entry} * g.entry_bytes;
   }
   int64_t bytes_per_token() const { return block_bytes_ / spec_.block_size; }
 
@@ -62,12 +78,12 @@ class CacheLayout final {
   int64_t block_bytes_ = 0;
 };
 
-// 16 bytes over a canonical record of model, weights digest and layout (serving.md 5.3): equal means
-// that cache bytes are interchangeable.  `weights` is Network::weights_digest().
+// 16 bytes over a canonical record of model, weights digest and layout (serving.md 5.3): equal
+// means that cache bytes are interchangeable.  `weights` is Network::weights_digest().
 std::string LayoutFingerprint(const CacheLayout& layout, const std::string& model_name,
                               const std::string& weights);
 
-// "float32", "bfloat16", "fp8".
+// "float32", "bfloat16", "fp8_latent", ...: in layout records.
 std::string_view KvFormatName(kernels::KvFormat format);
 
 }  // namespace model

@@ -34,6 +34,8 @@ constexpr FamilyDefaults kV2Defaults = {32000,        4096, 32, 32, 11008, 1407,
                                         std::nullopt, 1,    1,  1., false, 2048, 1, 2};
 constexpr FamilyDefaults kV3Defaults = {129280, 7168, 61, 128, 18432, 2048, 3, 256, 1,
                                         8,      8,    4,  2.5, true,  4096, 0, 1};
+constexpr FamilyDefaults kV32Defaults = {129280, 7168, 61, 128, 18432, 2048,   3, 256, 1,
+                                         8,      8,    4,  2.5, true,  163840, 0, 1};
 
 absl::Status ReadRope(const json& config, int32_t max_position_embeddings, ConfigReader& reader,
                       RopeConfig& rope) {
@@ -73,7 +75,7 @@ void CheckGate(const kernels::GateConfig& gate, ConfigReader& reader) {
 }
 
 void ReadGate(const FamilyDefaults& defaults, ModelConfig& config, ConfigReader& reader) {
-  const bool v3 = config.family == ModelFamily::kDeepseekV3;
+  const bool v3 = config.family != ModelFamily::kDeepseekV2;
   kernels::GateConfig& gate = config.gate;
   gate.num_experts =
       reader.IsNull("n_routed_experts")
@@ -111,10 +113,52 @@ void ReadGate(const FamilyDefaults& defaults, ModelConfig& config, ConfigReader&
   CheckGate(gate, reader);
 }
 
+// Which layers are of experts and how all of them attend, in the spelling of transformers.
+void ReadLayerTypes(ConfigReader& reader, ModelConfig& config) {
+  const auto read = [&](const char* key, const auto& take) {
+    const json* types = reader.Find(key);
+    if (types == nullptr) return;
+    if (!types->is_array() || static_cast<int64_t>(types->size()) != config.num_hidden_layers) {
+      reader.Fail(key, absl::StrCat("must be a list of num_hidden_layers = ",
+                                    config.num_hidden_layers, " types, is ", Quoted(*types)));
+      return;
+    }
+    for (const json& type : *types) {
+      if (!take(type)) {
+        reader.Fail(key, absl::StrCat("holds ", Quoted(type), ", which is not supported"));
+      }
+    }
+  };
+  read("mlp_layer_types", [&](const json& type) {
+    config.moe_layers.push_back(type == "sparse");
+    return type == "sparse" || type == "dense";
+  });
+  read("layer_types", [](const json& type) { return type == "deepseek_sparse_attention"; });
+}
+
+void ReadIndexer(ConfigReader& reader, ModelConfig& config) {
+  config.index_n_heads = reader.Int("index_n_heads", 64, 1, kMaxHeads);
+  config.index_head_dim = reader.Int("index_head_dim", 128, 1, kMaxHeadDim);
+  config.index_topk = reader.Int("index_topk", 2048, 1, kMaxPositions);
+  if (config.index_head_dim < config.qk_rope_head_dim) {
+    reader.Fail("index_head_dim",
+                absl::StrCat("= ", config.index_head_dim,
+                             " is below qk_rope_head_dim = ", config.qk_rope_head_dim));
+  }
+  if (config.q_lora_rank == 0) {
+    reader.Fail("q_lora_rank", "must be positive for deepseek_v32: the indexer needs the latent");
+  }
+  if (!reader.Bool("rope_interleave", true)) {
+    reader.Fail("rope_interleave", "false is not supported for deepseek_v32");
+  }
+}
+
 }  // namespace
 
 bool ModelConfig::IsMoeLayer(int32_t layer) const {
-  return gate.num_experts > 0 && layer >= first_k_dense_replace && layer % moe_layer_freq == 0;
+  if (gate.num_experts == 0) return false;
+  if (!moe_layers.empty()) return moe_layers[layer];
+  return layer >= first_k_dense_replace && layer % moe_layer_freq == 0;
 }
 
 int32_t ModelConfig::CountLayers(LayerType type) const {
@@ -123,9 +167,10 @@ int32_t ModelConfig::CountLayers(LayerType type) const {
 
 namespace {
 
-absl::Status ReadDenseMla(const json& root, ConfigReader& reader, ModelConfig& config) {
-  const bool v3 = config.family == ModelFamily::kDeepseekV3;
-  const FamilyDefaults& defaults = v3 ? kV3Defaults : kV2Defaults;
+absl::Status ReadMla(const json& root, ConfigReader& reader, ModelConfig& config) {
+  const bool v32 = config.family == ModelFamily::kDeepseekV32;
+  const bool v3 = config.family == ModelFamily::kDeepseekV3 || v32;
+  const FamilyDefaults& defaults = v32 ? kV32Defaults : v3 ? kV3Defaults : kV2Defaults;
 
   config.vocab_size = reader.Int("vocab_size", defaults.vocab_size, 1, kMaxVocabulary);
   config.hidden_size = reader.Int("hidden_size", defaults.hidden_size, 1, kMaxWidth);
@@ -163,6 +208,10 @@ absl::Status ReadDenseMla(const json& root, ConfigReader& reader, ModelConfig& c
   config.eos_token_ids = reader.IsNull("eos_token_id")
                              ? std::vector<int32_t>()
                              : reader.Ids("eos_token_id", {defaults.eos_token_id});
+  if (v32) {
+    ReadLayerTypes(reader, config);
+    ReadIndexer(reader, config);
+  }
   ReadGate(defaults, config, reader);
   config.rope.interleave = !v3 || reader.Bool("rope_interleave", true);
   RefuseUnsupported(reader);
@@ -191,13 +240,15 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view text, std::string_
     config.family = ModelFamily::kDeepseekV2;
   } else if (config.model_type == "deepseek_v3") {
     config.family = ModelFamily::kDeepseekV3;
+  } else if (config.model_type == "deepseek_v32") {
+    config.family = ModelFamily::kDeepseekV32;
   } else {
     reader.Fail("model_type", absl::StrCat("\"", config.model_type,
                                            "\" is not supported: expected deepseek_v2, "
-                                           "deepseek_v3 or deepseek_v4"));
+                                           "deepseek_v3, deepseek_v32 or deepseek_v4"));
     return reader.status();
   }
-  RETURN_IF_ERROR(ReadDenseMla(root, reader, config));
+  RETURN_IF_ERROR(ReadMla(root, reader, config));
   return config;
 }
 

@@ -20,7 +20,7 @@
 
 namespace model {
 
-enum class ModelFamily : uint8_t { kDeepseekV2, kDeepseekV3, kDeepseekV4 };
+enum class ModelFamily : uint8_t { kDeepseekV2, kDeepseekV3, kDeepseekV32, kDeepseekV4 };
 
 // What a layer of V4 attends besides its window (models.md 7.4, 7.5).
 enum class LayerType : uint8_t {
@@ -45,7 +45,7 @@ struct RopeConfig {
 
 struct ModelConfig {
   ModelFamily family = ModelFamily::kDeepseekV2;
-  std::string model_type;  // "deepseek_v2", "deepseek_v3", "deepseek_v4"
+  std::string model_type;  // "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"
   int32_t vocab_size = 0;
   int32_t hidden_size = 0;
   int32_t num_hidden_layers = 0;
@@ -59,6 +59,7 @@ struct ModelConfig {
   int32_t moe_intermediate_size = 0;
   int32_t first_k_dense_replace = 0;
   int32_t moe_layer_freq = 1;
+  std::vector<bool> moe_layers;  // [num_hidden_layers], mlp_layer_types; empty: by the two above
   int32_t n_shared_experts = 0;
   kernels::GateConfig gate;
   double rms_norm_eps = 1e-6;
@@ -72,6 +73,11 @@ struct ModelConfig {
   int32_t weight_block_rows = 128;
   int32_t weight_block_cols = 128;
 
+  // The lightning indexer of deepseek_v32 and deepseek_v4.
+  int32_t index_n_heads = 0;
+  int32_t index_head_dim = 0;
+  int32_t index_topk = 0;
+
   // deepseek_v4; there head_dim is qk_nope_head_dim + qk_rope_head_dim and v_head_dim as well.
   std::vector<LayerType> layer_types;  // [num_hidden_layers]
   std::vector<bool> hash_moe;          // [num_hidden_layers], experts by token id
@@ -79,9 +85,6 @@ struct ModelConfig {
   int32_t hca_ratio = 0;
   int32_t sliding_window = 0;
   RopeConfig compress_rope;  // of every rotation in layers that compress
-  int32_t index_n_heads = 0;
-  int32_t index_head_dim = 0;
-  int32_t index_topk = 0;
   int32_t o_groups = 0;
   int32_t o_lora_rank = 0;
   float swiglu_limit = 0;  // 0: no clamp

@@ -5,6 +5,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "model/deepseek_v2.h"
+#include "model/deepseek_v32.h"
 #include "model/json.h"
 #include "model/safetensors.h"
 #include "model/weights.h"
@@ -34,6 +35,9 @@ absl::StatusOr<std::unique_ptr<Network>> LoadNetwork(const std::string& model_di
     case ModelFamily::kDeepseekV3:
       return DeepseekV2::Create(std::move(config), std::move(weights), std::move(digest), options,
                                 backend);
+    case ModelFamily::kDeepseekV32:
+      return DeepseekV32::Create(std::move(config), std::move(weights), std::move(digest), options,
+                                 backend);
     case ModelFamily::kDeepseekV4:
       break;
   }

@@ -1,11 +1,13 @@
-// Network: one model's mathematics over a StepPlan.  One implementation per family (deepseek_v2.h for
-// V2 and V3).  No scheduling, no cache policy: the plan says which rows exist and where they go.
+// Network: one model's mathematics over a StepPlan.  One implementation per family (deepseek_v2.h
+// for V2 and V3, deepseek_v32.h for V3.2).  No scheduling, no cache policy: the plan says which
+// rows exist and where they go.
 //
-// Where the latent cache is written: Forward calls StoreKv for every new row of a layer first.  Where
-// it is read: absorbed sequences by AbsorbedDecode through the block table; ragged sequences by
-// GatherKv in pieces that start at absolute multiples of `piece_tokens`, decompressed and attended with
-// RaggedMha, merged by log-sum-exp in ascending order.  Because attention always reads the *stored*
-// form and the pieces do not depend on chunk boundaries, chunked = whole bit for bit.
+// Where the latent cache is written: Forward calls StoreKv for every new row of a layer first.
+// Where it is read: absorbed sequences by AbsorbedDecode through the block table; ragged sequences
+// by GatherKv in pieces that start at absolute multiples of `piece_tokens`, decompressed and
+// attended with RaggedMha, merged by log-sum-exp in ascending order.  Because attention always
+// reads the *stored* form and the pieces do not depend on chunk boundaries, chunked = whole bit for
+// bit.
 //
 // Thread-compatible: one executor thread calls Forward.
 
@@ -33,7 +35,7 @@ struct StepOutput {
 
 // Memory the network reads and writes besides its own weights and scratch.
 struct StepState {
-  std::byte* cache = nullptr;                // block 0 of the token blocks
+  std::byte* cache = nullptr;  // block 0 of the token blocks
   // Slot 0, null when the model keeps no state.  Before Forward slot StepPlan::state_slots[s] holds
   // what Forward left there after the sequence's earlier rows, or zeros; Forward advances it in
   // place by the new rows.  Its bytes are the network's own, but they depend on the tokens alone: a
@@ -61,11 +63,11 @@ class Network {
 };
 
 struct NetworkOptions {
-  kernels::KvFormat kv_format = kernels::KvFormat::kFloat32;
+  KvCacheDtype kv_cache_dtype = KvCacheDtype::kFloat32;
   int32_t block_size = 64;
-  StepLimits limits;                         // scratch is allocated for these
-  int32_t max_model_len = 0;                 // 0: the checkpoint's max_position_embeddings
-  int32_t piece_tokens = 512;                // keys decompressed at a time in ragged prefill
+  StepLimits limits;           // scratch is allocated for these
+  int32_t max_model_len = 0;   // 0: the checkpoint's max_position_embeddings
+  int32_t piece_tokens = 512;  // keys decompressed at a time in ragged prefill
 };
 
 // Opens the checkpoint, checks every tensor's shape and dtype, packs the weights.

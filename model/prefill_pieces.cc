@@ -17,9 +17,11 @@ int64_t MaxEntries(const StepLimits& limits, int32_t block_size, int32_t piece_t
 
 }  // namespace
 
-PrefillPieces::PrefillPieces(const StepLimits& limits, int32_t block_size, int32_t piece_tokens)
+PrefillPieces::PrefillPieces(const StepLimits& limits, int32_t block_size, int32_t piece_tokens,
+                             int32_t ragged_positions)
     : block_size_(block_size),
       piece_tokens_(piece_tokens),
+      ragged_positions_(ragged_positions),
       max_slots_(MaxSlots(limits, block_size)),
       max_entries_(MaxEntries(limits, block_size, piece_tokens)),
       slots_(new int64_t[max_slots_]) {  // not zeroed: mostly never touched
@@ -40,9 +42,10 @@ void PrefillPieces::Make(const StepPlan& plan) {
     more = false;
     bool open = false;  // a pass of this round that may take more
     for (int32_t seq = first_seq; seq < plan.counts().num_seqs; ++seq) {
-      if (plan.kv_len[seq] <= begin) continue;
+      const int32_t num_keys = NumKeys(plan, seq);
+      if (num_keys <= begin) continue;
       more = true;
-      const int32_t end = std::min(plan.kv_len[seq], begin + piece_tokens_);
+      const int32_t end = std::min(num_keys, begin + piece_tokens_);
       if (!open || passes_.back().num_keys + end - begin > piece_tokens_) {
         BeginPass(/*accumulate=*/begin > 0);
         open = true;
@@ -50,6 +53,12 @@ void PrefillPieces::Make(const StepPlan& plan) {
       AddPiece(plan, seq, begin, end);
     }
   }
+}
+
+int32_t PrefillPieces::NumKeys(const StepPlan& plan, int32_t seq) const {
+  const int32_t kv_len = plan.kv_len[seq];
+  const int32_t first_position = kv_len - (plan.cu_seqlens_q[seq + 1] - plan.cu_seqlens_q[seq]);
+  return first_position >= ragged_positions_ ? 0 : std::min(kv_len, ragged_positions_);
 }
 
 void PrefillPieces::BeginPass(bool accumulate) {
@@ -65,8 +74,9 @@ void PrefillPieces::BeginPass(bool accumulate) {
 
 void PrefillPieces::AddPiece(const StepPlan& plan, int32_t seq, int32_t begin, int32_t end) {
   const int32_t row_begin = plan.cu_seqlens_q[seq];
-  const int32_t num_rows = plan.cu_seqlens_q[seq + 1] - row_begin;
-  const int32_t first_position = plan.kv_len[seq] - num_rows;
+  const int32_t all_rows = plan.cu_seqlens_q[seq + 1] - row_begin;
+  const int32_t first_position = plan.kv_len[seq] - all_rows;
+  const int32_t num_rows = NumKeys(plan, seq) - first_position;
   const int32_t blind_rows = std::clamp(begin - first_position, 0, num_rows);
   const int32_t num_keys = end - begin;
 

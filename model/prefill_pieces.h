@@ -5,12 +5,15 @@
 // most `piece_tokens` keys in all; a sequence's pieces come in ascending order, in different
 // passes.
 //
+// With `ragged_positions`, rows from that position on are not here, nor keys that only they see.
+//
 // Host data only; the arrays have the form RaggedMha and GatherKv take.  Thread-compatible.
 
 #ifndef MODEL_PREFILL_PIECES_H_
 #define MODEL_PREFILL_PIECES_H_
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -30,7 +33,8 @@ struct PiecePass {
 
 class PrefillPieces final {
  public:
-  PrefillPieces(const StepLimits& limits, int32_t block_size, int32_t piece_tokens);
+  PrefillPieces(const StepLimits& limits, int32_t block_size, int32_t piece_tokens,
+                int32_t ragged_positions = std::numeric_limits<int32_t>::max());
 
   // REQUIRES: the plan has the limits given before.
   void Make(const StepPlan& plan);
@@ -52,11 +56,14 @@ class PrefillPieces final {
   int64_t max_slots() const { return max_slots_; }
 
  private:
+  // Keys that the rows of a sequence need; 0 if none of them is here.
+  int32_t NumKeys(const StepPlan& plan, int32_t seq) const;
   void BeginPass(bool accumulate);
   void AddPiece(const StepPlan& plan, int32_t seq, int32_t begin, int32_t end);
 
   const int32_t block_size_;
   const int32_t piece_tokens_;
+  const int32_t ragged_positions_;
   const int64_t max_slots_;
   const int64_t max_entries_;
   std::vector<PiecePass> passes_;

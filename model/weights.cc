@@ -21,12 +21,15 @@ using kernels::WeightTensor;
 // The tensors of a layer as the checkpoint stores them.
 struct LayerTensors {
   std::vector<float> input_norm;
-  std::array<WeightTensor, 2> q_kv_a;
-  std::vector<float> q_a_norm;  // empty without q LoRA
+  std::vector<WeightTensor> q_kv_a;  // stacked
+  std::vector<float> q_a_norm;       // empty without q LoRA
   WeightTensor q_b;
   std::vector<float> kv_a_norm;
   WeightTensor kv_b;
   WeightTensor o;
+  WeightTensor index_q_b;  // the indexer's: of V3.2 only
+  std::vector<float> index_k_norm;
+  std::vector<float> index_k_norm_bias;
   std::vector<float> mlp_norm;
   ExpertTensors dense;           // of a dense layer
   WeightTensor gate;             // the others: of an MoE layer
@@ -57,18 +60,36 @@ absl::Status ReadAttention(const ModelConfig& config, const std::string& prefix,
   const int64_t kv_rank = config.kv_lora_rank;
   const int64_t kv_b_rows = heads * (config.qk_nope_head_dim + config.v_head_dim);
   if (q_rank == 0) {
-    ASSIGN_OR_RETURN(layer.q_kv_a[0], reader.Matrix(prefix + "q_proj.weight", q_rows, hidden));
+    ASSIGN_OR_RETURN(layer.q_kv_a.emplace_back(),
+                     reader.Matrix(prefix + "q_proj.weight", q_rows, hidden));
   } else {
-    ASSIGN_OR_RETURN(layer.q_kv_a[0], reader.Matrix(prefix + "q_a_proj.weight", q_rank, hidden));
+    ASSIGN_OR_RETURN(layer.q_kv_a.emplace_back(),
+                     reader.Matrix(prefix + "q_a_proj.weight", q_rank, hidden));
     ASSIGN_OR_RETURN(layer.q_a_norm, reader.Vector(prefix + "q_a_layernorm.weight", q_rank));
     ASSIGN_OR_RETURN(layer.q_b, reader.Matrix(prefix + "q_b_proj.weight", q_rows, q_rank));
   }
-  ASSIGN_OR_RETURN(layer.q_kv_a[1], reader.Matrix(prefix + "kv_a_proj_with_mqa.weight",
-                                                  kv_rank + config.qk_rope_head_dim, hidden));
+  ASSIGN_OR_RETURN(layer.q_kv_a.emplace_back(),
+                   reader.Matrix(prefix + "kv_a_proj_with_mqa.weight",
+                                 kv_rank + config.qk_rope_head_dim, hidden));
   ASSIGN_OR_RETURN(layer.kv_a_norm, reader.Vector(prefix + "kv_a_layernorm.weight", kv_rank));
   ASSIGN_OR_RETURN(layer.kv_b, reader.Matrix(prefix + "kv_b_proj.weight", kv_b_rows, kv_rank));
   ASSIGN_OR_RETURN(layer.o,
                    reader.Matrix(prefix + "o_proj.weight", hidden, heads * config.v_head_dim));
+  return absl::OkStatus();
+}
+
+absl::Status ReadIndexer(const ModelConfig& config, const std::string& prefix, WeightReader& reader,
+                         LayerTensors& layer) {
+  const int64_t heads = config.index_n_heads;
+  const int64_t dim = config.index_head_dim;
+  ASSIGN_OR_RETURN(layer.index_q_b,
+                   reader.Matrix(prefix + "wq_b.weight", heads * dim, config.q_lora_rank));
+  ASSIGN_OR_RETURN(layer.q_kv_a.emplace_back(),
+                   reader.Matrix(prefix + "wk.weight", dim, config.hidden_size));
+  ASSIGN_OR_RETURN(layer.q_kv_a.emplace_back(),
+                   reader.Matrix(prefix + "weights_proj.weight", heads, config.hidden_size));
+  ASSIGN_OR_RETURN(layer.index_k_norm, reader.Vector(prefix + "k_norm.weight", dim));
+  ASSIGN_OR_RETURN(layer.index_k_norm_bias, reader.Vector(prefix + "k_norm.bias", dim));
   return absl::OkStatus();
 }
 
@@ -97,6 +118,9 @@ absl::StatusOr<LayerTensors> ReadLayer(const ModelConfig& config, int32_t index,
   ASSIGN_OR_RETURN(layer.input_norm,
                    reader.Vector(prefix + "input_layernorm.weight", config.hidden_size));
   RETURN_IF_ERROR(ReadAttention(config, prefix + "self_attn.", reader, layer));
+  if (config.family == ModelFamily::kDeepseekV32) {
+    RETURN_IF_ERROR(ReadIndexer(config, prefix + "self_attn.indexer.", reader, layer));
+  }
   ASSIGN_OR_RETURN(layer.mlp_norm,
                    reader.Vector(prefix + "post_attention_layernorm.weight", config.hidden_size));
   if (config.IsMoeLayer(index)) {
@@ -131,6 +155,10 @@ absl::Status PackAttention(const ModelConfig& config, const LayerTensors& tensor
                                       .row_count = config.v_head_dim};
   ASSIGN_OR_RETURN(weights.w_uv, backend.PackHeadLinear(tensors.kv_b, value_rows));
   ASSIGN_OR_RETURN(weights.o, backend.PackLinear({&tensors.o, 1}));
+  if (config.family != ModelFamily::kDeepseekV32) return absl::OkStatus();
+  ASSIGN_OR_RETURN(weights.indexer.q_b, backend.PackLinear({&tensors.index_q_b, 1}));
+  ASSIGN_OR_RETURN(weights.indexer.k_norm, Upload(tensors.index_k_norm, backend));
+  ASSIGN_OR_RETURN(weights.indexer.k_norm_bias, Upload(tensors.index_k_norm_bias, backend));
   return absl::OkStatus();
 }
 

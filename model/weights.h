@@ -1,4 +1,4 @@
-// The weights of a V2 or V3 network, packed for a backend from the tensors of a checkpoint
+// The weights of a V2, V3 or V3.2 network, packed for a backend from the tensors of a checkpoint
 // (models.md 2.1, 2.2), and what every family's weights have in common.  Matrices keep their stored
 // format; norms and biases become float32.
 
@@ -21,16 +21,25 @@ namespace model {
 // A vector in device memory.
 using DeviceVector = std::unique_ptr<kernels::Buffer>;
 
+// The lightning indexer of V3.2 (models.md 6.1).
+struct IndexerWeights {
+  std::unique_ptr<kernels::PackedLinear> q_b;  // [index_n_heads * index_head_dim, q_lora_rank]
+  DeviceVector k_norm;                         // [index_head_dim]
+  DeviceVector k_norm_bias;                    // [index_head_dim]
+};
+
 struct AttentionWeights {
-  DeviceVector input_norm;                        // [hidden]
-  std::unique_ptr<kernels::PackedLinear> q_kv_a;  // q (or q_a) rows, then kv_a rows; [.., hidden]
-  DeviceVector q_a_norm;                          // [q_lora_rank]; null without q LoRA
-  std::unique_ptr<kernels::PackedLinear> q_b;     // [H * qk, q_lora_rank]; null without q LoRA
-  DeviceVector kv_a_norm;                         // [kv_lora_rank]
-  std::unique_ptr<kernels::PackedLinear> kv_b;    // [H * (nope + v), kv_lora_rank]
+  DeviceVector input_norm;  // [hidden]
+  // [.., hidden]: q (or q_a) rows, then kv_a rows; with an indexer its key's and its head weights'.
+  std::unique_ptr<kernels::PackedLinear> q_kv_a;
+  DeviceVector q_a_norm;                              // [q_lora_rank]; null without q LoRA
+  std::unique_ptr<kernels::PackedLinear> q_b;         // [H * qk, q_lora_rank]; null without q LoRA
+  DeviceVector kv_a_norm;                             // [kv_lora_rank]
+  std::unique_ptr<kernels::PackedLinear> kv_b;        // [H * (nope + v), kv_lora_rank]
   std::unique_ptr<kernels::PackedHeadLinear> w_uk_t;  // per head nope -> kv_lora_rank
   std::unique_ptr<kernels::PackedHeadLinear> w_uv;    // per head kv_lora_rank -> v
   std::unique_ptr<kernels::PackedLinear> o;           // [hidden, H * v]
+  IndexerWeights indexer;                             // empty but for V3.2
 };
 
 // Of a layer either the dense part or the experts are there.

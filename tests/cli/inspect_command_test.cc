@@ -34,6 +34,21 @@ TEST(InspectCommandTest, ShowsWhatIsThere) {
   }
 }
 
+TEST(InspectCommandTest, ShowsTheIndexerAndItsKeys) {
+  std::ostringstream out;
+  const absl::Status status = InspectCheckpoint(GoldenModel("v32_native"), out);
+  ASSERT_TRUE(status.ok()) << status;
+  for (const char* part :
+       {"deepseek_v32: 3 layers (1 dense, 2 of experts)", "16 heads of 128; 64 keys attended",
+        "; complete",
+        // Beside the latents 128 values of 4 or 2 bytes, or 128 + 4 of a scale; three layers.
+        "float32  8448 bytes a token (2304 + 512 a layer)",
+        "bfloat16 4224 bytes a token (1152 + 256 a layer)",
+        "fp8      2364 bytes a token (656 + 132 a layer), 151296 a block of 64 tokens"}) {
+    EXPECT_THAT(out.str(), HasSubstr(part));
+  }
+}
+
 TEST(InspectCommandTest, CountsParametersAndSkippedTensors) {
   const std::string dir = ::testing::TempDir() + "/inspect_test";
   model::EditableCheckpoint checkpoint = model::EditableCheckpoint::Read(GoldenModel("v2_group"));

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <tuple>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -43,6 +44,14 @@ json V3() {
       "weight_block_size": [128, 128]}})");
 }
 
+// V3.2's published config, but for what transformers assumes anyway.
+json V32() {
+  json text = V3();
+  text["model_type"] = "deepseek_v32";
+  text["quantization_config"]["scale_fmt"] = "ue8m0";
+  return text;
+}
+
 ModelConfig Parse(const json& text) {
   absl::StatusOr<ModelConfig> config = ParseModelConfig(text.dump(), "config.json");
   EXPECT_TRUE(config.ok()) << config.status();
@@ -78,6 +87,57 @@ TEST(ModelConfigTest, ReadsV3InTheNewSpellingWithTransformersDefaults) {
   EXPECT_TRUE(config.rope.interleave);
   EXPECT_TRUE(config.fp8_weights);
   EXPECT_NEAR(config.softmax_scale(), 0.1352337789, 1e-8);  // models.md 3.4
+}
+
+TEST(ModelConfigTest, ReadsV32WithTransformersDefaults) {
+  const ModelConfig config = Parse(V32());
+  EXPECT_EQ(config.family, ModelFamily::kDeepseekV32);
+  EXPECT_EQ(config.index_n_heads, 64);
+  EXPECT_EQ(config.index_head_dim, 128);
+  EXPECT_EQ(config.index_topk, 2048);
+  EXPECT_EQ(config.gate.method, kernels::GateMethod::kNoAuxTc);
+  EXPECT_EQ(config.gate.num_groups, 8);
+  EXPECT_FALSE(config.IsMoeLayer(2));
+  EXPECT_TRUE(config.IsMoeLayer(3));
+  EXPECT_TRUE(config.rope.interleave);
+  EXPECT_NEAR(config.softmax_scale(), 0.1352337789, 1e-8);  // models.md 3.4
+  EXPECT_EQ(Parse(V3()).index_topk, 0);
+}
+
+TEST(ModelConfigTest, LayerTypesDecideWhichLayersAreOfExperts) {
+  json text = V32();
+  text["num_hidden_layers"] = 4;
+  text["mlp_layer_types"] = {"sparse", "dense", "dense", "sparse"};
+  text["layer_types"] = std::vector<std::string>(4, "deepseek_sparse_attention");
+  const ModelConfig config = Parse(text);
+  EXPECT_TRUE(config.IsMoeLayer(0));
+  EXPECT_FALSE(config.IsMoeLayer(1));
+  EXPECT_FALSE(config.IsMoeLayer(2));
+  EXPECT_TRUE(config.IsMoeLayer(3));
+}
+
+TEST(ModelConfigTest, RefusesIndexersThatCannotBe) {
+  const std::tuple<const char*, json, const char*> cases[] = {
+      {"index_topk", 0, "index_topk must be an integer in [1, "},
+      {"index_n_heads", "many", "index_n_heads must be an integer"},
+      {"index_head_dim", 63, "index_head_dim = 63 is below qk_rope_head_dim = 64"},
+      {"q_lora_rank", nullptr, "q_lora_rank must be positive for deepseek_v32"},
+      {"rope_interleave", false, "rope_interleave false is not supported for deepseek_v32"},
+      {"mlp_layer_types", {"dense"}, "mlp_layer_types must be a list of num_hidden_layers = 2"},
+      {"mlp_layer_types",
+       {"dense", "moe"},
+       "mlp_layer_types holds \"moe\", which is not supported"},
+      {"mlp_layer_types", 7, "mlp_layer_types must be a list"},
+      {"layer_types",
+       {"deepseek_sparse_attention", "full_attention"},
+       "layer_types holds \"full_attention\", which is not supported"},
+  };
+  for (const auto& [key, value, message] : cases) {
+    json text = V32();
+    text["num_hidden_layers"] = 2;
+    text[key] = value;
+    EXPECT_THAT(ParseModelConfig(text.dump(), "c").status().ToString(), HasSubstr(message));
+  }
 }
 
 TEST(ModelConfigTest, OldAndNewSpellingsMeanTheSame) {
@@ -155,7 +215,6 @@ struct BadConfig {
 
 TEST(ModelConfigTest, RefusesInOneSentenceNamingFileKeyAndValue) {
   const BadConfig cases[] = {
-      {"model_type", "deepseek_v32", "model_type \"deepseek_v32\" is not supported"},
       {"model_type", "llama", "model_type \"llama\" is not supported"},
       {"model_type", 3, "model_type must be a string, is 3"},
       {"hidden_size", -1, "hidden_size must be an integer in [1, 1048576], is -1"},

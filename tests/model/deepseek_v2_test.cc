@@ -109,7 +109,7 @@ TEST_P(DeepseekV2Test, ABatchGivesEverySequenceItsOwnBits) {
 TEST_P(DeepseekV2Test, ABfloat16CacheStaysNear) {
   NetworkOptions options = NetworkRunner::Options();
   NetworkRunner exact(GoldenModel(GetParam()), options);
-  options.kv_format = kernels::KvFormat::kBfloat16;
+  options.kv_cache_dtype = KvCacheDtype::kBfloat16;
   NetworkRunner rounded(GoldenModel(GetParam()), options);
   const std::vector<int32_t> tokens = RandomTokens(100, exact.vocab_size(), 4);
   engine::Sequence a = exact.NewSequence(tokens);

@@ -147,17 +147,28 @@ class NetworkRunner {
     return logits;
   }
 
-  // The stored entries of a sequence, all layers, in position order.
+  // The stored entries of a sequence, all groups and layers, in position order.
+  // REQUIRES: every token has an entry.
   std::string CacheBytes(const engine::Sequence& seq) const {
     const CacheLayout& layout = network_->cache_layout();
-    const CacheGroup& group = layout.spec().groups[0];
     std::string bytes;
-    for (int32_t layer = 0; layer < group.layers; ++layer) {
-      for (int32_t position = 0; position < seq.num_computed; ++position) {
-        const std::byte* entry =
-            cache_.data() + seq.blocks[position / kBlockSize] * layout.block_bytes() +
-            layout.offset(0, layer) + position % kBlockSize * group.entry_bytes;
-        bytes.append(reinterpret_cast<const char*>(entry), group.entry_bytes);
+    const auto append = [&](const std::byte* from, int64_t count) {
+      bytes.append(reinterpret_cast<const char*>(from), static_cast<size_t>(count));
+    };
+    for (size_t i = 0; i < layout.spec().groups.size(); ++i) {
+      const CacheGroup& group = layout.spec().groups[i];
+      // Index keys in fp8: of a block all values come first, then all scales.
+      const bool apart = group.format == kernels::KvFormat::kFp8IndexKey;
+      const int64_t values = apart ? network_->config().index_head_dim : group.entry_bytes;
+      const int64_t scales = group.entry_bytes - values;
+      for (int32_t layer = 0; layer < group.layers; ++layer) {
+        for (int32_t position = 0; position < seq.num_computed; ++position) {
+          const std::byte* block = cache_.data() +
+                                   seq.blocks[position / kBlockSize] * layout.block_bytes() +
+                                   layout.offset(static_cast<int32_t>(i), layer);
+          append(block + position % kBlockSize * values, values);
+          append(block + kBlockSize * values + position % kBlockSize * scales, scales);
+        }
       }
     }
     return bytes;
