@@ -40,7 +40,7 @@ def train_dense(args, device) -> dict:
     model = dense.build(args.vocab_size).to(device)
     curve, held_out_curve = dense.train(model, corpus, args)
     checkpoint.save(model, corpus, args.out)
-    saved = checkpoint.save_golden(args.out, corpus, (1, 5, 64, 300), device)
+    saved = checkpoint.save_golden(args.out, corpus, (1, 5, 300), device)
     report = describe(args, ["steps", "batch", "window", "lr", "weight_decay", "dropout"], corpus, saved, start)
     report |= {"held_out_openings": corpus.held_out_openings, "curve": curve, "held_out_curve": held_out_curve}
     (args.out / "loss.svg").write_text(loss_plot(report), encoding="utf-8")
@@ -56,7 +56,7 @@ def train_sparse(args, device) -> dict:
     model = sparse.build(dense_model).to(device)
     stages = sparse.train(model, corpus, args)
     checkpoint.save(model, corpus, args.out)
-    saved = checkpoint.save_golden(args.out, corpus, (1, 5, 64, 300, 700), device)
+    saved = checkpoint.save_golden(args.out, corpus, (1, 5, 300), device)
     names = ["sparse_batch", "indexer_steps", "indexer_lr", "finetune_steps", "finetune_lr", "weight_decay", "dropout"]
     return describe(args, names, corpus, saved, start) | {"dense": round(dense_bits, 4)} | stages
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """models/demo says what is true: its README's samples are what `ferry generate` writes, its figures those of
-training.json, and its plot is drawn from it.
+training.json, and its plot is drawn from it.  models/demo-sparse is as good as it within 2 %.
 
 usage: demo_model_test.py FERRY ROOT
 """
@@ -42,6 +42,14 @@ def main() -> int:
         problems.append("the model packs its held-out text worse than xz")
     if loss_plot(report) != (demo / "loss.svg").read_text(encoding="utf-8"):
         problems.append("loss.svg is not what tools/demo_model/loss_plot.py draws from training.json")
+
+    sparse = json.loads((root / "models/demo-sparse/training.json").read_text(encoding="utf-8"))
+    sparse_readme = (root / "models/demo-sparse/README.md").read_text(encoding="utf-8")
+    for name in ("held_out_bits_per_byte", "before_finetuning", "untrained_indexer"):
+        if f"{sparse[name]:.3f}" not in sparse_readme:
+            problems.append(f"the sparse README does not state {name}, {sparse[name]:.3f}")
+    if sparse["held_out_bits_per_byte"] > 1.02 * report["held_out_bits_per_byte"]:
+        problems.append("the sparse model loses more than 2 % to the dense one")
 
     print("\n\n".join(problems) or f"{len(samples)} samples, the figures and the plot agree")
     return 1 if problems else 0
