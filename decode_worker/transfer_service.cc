@@ -9,6 +9,9 @@
 #include "decode_worker/decode_scheduler.h"
 #include "decode_worker/peer_links.h"
 #include "ferry/v1/kv_transfer.grpc.pb.h"
+#include "pairing/pair_check.h"
+#include "service/listen_address.h"
+#include "service/process.h"
 #include "spdlog/spdlog.h"
 #include "status/grpc_status.h"
 #include "status/status_macros.h"
@@ -58,6 +61,13 @@ FirstToken ToFirstToken(const ferry::v1::FirstToken& wire) {
   return token;
 }
 
+// As the router knows it from GetInfo.
+pairing::Profile OwnProfile(const worker::WorkerRuntime& runtime) {
+  ferry::v1::WorkerInfo info;
+  worker::FillRuntimeInfo(runtime, &info);
+  return pairing::ProfileOf(info, "the decode worker");
+}
+
 class TransferServiceImpl final : public TransferService,
                                   private ferry::v1::KvTransfer::CallbackService {
  public:
@@ -67,6 +77,7 @@ class TransferServiceImpl final : public TransferService,
       : scheduler_(scheduler),
         links_(links),
         runtime_(runtime),
+        own_profile_(OwnProfile(*runtime)),
         on_handshake_(std::move(on_handshake)) {}
 
   grpc::Service* grpc_service() override { return this; }
@@ -91,9 +102,10 @@ class TransferServiceImpl final : public TransferService,
   Reactor* Handshake(Context* context, const ferry::v1::HandshakeRequest* request,
                      ferry::v1::HandshakeResponse* response) override {
     Reactor* reactor = context->DefaultReactor();
+    const std::string address = service::ReachableAddress(request->address(), context->peer());
     const auto refuse = [&](const absl::Status& status) {
-      spdlog::warn("handshake refused address={}: {}", request->address(),
-                   std::string(status.message()));
+      spdlog::warn("handshake refused peer={} cause={}", service::LogValue(address),
+                   service::LogValue(std::string(status.message())));
       on_handshake_(status);
       return Answer(reactor, status);
     };
@@ -102,9 +114,9 @@ class TransferServiceImpl final : public TransferService,
     }
     const absl::StatusOr<Epoch> peer = Epoch::FromBytes(request->epoch());
     if (!peer.ok()) return refuse(peer.status());
-    ferry::v1::LayoutRecord ours;
-    worker::FillLayoutRecord(*runtime_, &ours);
-    if (const absl::Status status = worker::CheckLayout(ours, request->layout()); !status.ok()) {
+    const pairing::Profile theirs =
+        pairing::ProfileOf(*request, absl::StrCat("prefill worker ", address));
+    if (const absl::Status status = pairing::CheckPair(theirs, own_profile_); !status.ok()) {
       return refuse(status);
     }
     std::vector<kv_transfer::LinkAddress> links;
@@ -114,7 +126,7 @@ class TransferServiceImpl final : public TransferService,
                        .worker_address = link.worker_address(),
                        .listener = link.listener()});
     }
-    links_->Connect(*peer, request->address(), std::move(links),
+    links_->Connect(*peer, address, std::move(links),
                     [this, reactor, response](const absl::Status& status) {
                       on_handshake_(status);
                       response->set_epoch(runtime_->epoch.ToBytes());
@@ -208,6 +220,7 @@ class TransferServiceImpl final : public TransferService,
   DecodeScheduler* const scheduler_;
   PeerLinks* const links_;
   const worker::WorkerRuntime* const runtime_;
+  const pairing::Profile own_profile_;
   const std::function<void(const absl::Status&)> on_handshake_;
 };
 

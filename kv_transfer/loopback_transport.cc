@@ -424,7 +424,7 @@ class LoopbackTransport final : public Transport {
     for (const LinkAddress& address : peer_addresses) {
       if (address.kind == "loopback") return network_->Connect(epoch_, peer);
     }
-    return absl::InvalidArgumentError("no common link kind: this process has loopback");
+    return absl::FailedPreconditionError("no common link kind: this process has loopback");
   }
   std::string LinkName(const Epoch& peer) const override {
     return network_->Connected(epoch_, peer) ? "loopback" : "";

@@ -114,8 +114,8 @@ class Transport {
 
   // Makes a peer reachable, over the best link kind both have.  The other side calls Connect too
   // (both addresses travel in the Handshake).  Connecting again to a connected epoch is a no-op.
-  // Errors: kUnavailable (cannot be reached within `timeout`), kInvalidArgument (no common link
-  // kind).
+  // Errors: kUnavailable (cannot be reached within `timeout`), kFailedPrecondition (no common link
+  // kind: no further try mends that).
   virtual absl::Status Connect(const Epoch& peer, absl::Span<const LinkAddress> peer_addresses,
                                absl::Duration timeout) = 0;
   // "shm/sysv", "tcp/lo": the link in use to a connected peer, "" if there is none.

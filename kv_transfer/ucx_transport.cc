@@ -239,7 +239,7 @@ class UcxTransport final : public Transport {
     std::vector<std::string> ours, theirs;
     for (const auto& worker : workers_) ours.push_back(worker->kind());
     for (const LinkAddress& address : peer_addresses) theirs.push_back(address.kind);
-    return absl::InvalidArgumentError(absl::StrCat(
+    return absl::FailedPreconditionError(absl::StrCat(
         "no common link kind: this process has ", absl::StrJoin(ours, ","), ", the peer ",
         absl::StrJoin(theirs, ","), "; shm is for processes of one host"));
   }

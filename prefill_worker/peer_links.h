@@ -1,7 +1,7 @@
 // PeerLinks: which decode workers this process can send to.  A link is made at first contact of a
-// pair of epochs: Handshake (layouts are compared on both sides, transport addresses exchanged),
-// then Connect on both sides.  A link that was lost is made anew when it is wanted again; a peer
-// with another layout stays refused.
+// pair of epochs: Handshake (the decode worker compares layouts and links, transport addresses are
+// exchanged), then Connect on both sides.  A link that was lost is made anew when it is wanted
+// again; a peer that does not fit stays refused.
 //
 // The transport's Connect and Fence block, so they run on a few threads of this object.
 // Thread-safe.
@@ -58,7 +58,7 @@ class PeerLinks final {
   struct Link {
     std::shared_ptr<Stub> stub;
     bool connected = false;
-    absl::Status refused;  // not OK: layouts differ
+    absl::Status refused;  // not OK: the two do not fit
     std::vector<Ready> waiting;
   };
 

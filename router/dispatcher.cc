@@ -3,14 +3,24 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "status/check.h"
+#include "status/grpc_status.h"
 
 namespace router {
 namespace {
 
 // How often the queue is looked at when nothing else wakes it: back-offs and the grace period end.
 constexpr absl::Duration kPumpInterval = absl::Milliseconds(50);
-constexpr size_t kMaxIncompatiblePairs = 4096;
+// Sentences about workers in one error; with many workers they all say the same.
+constexpr size_t kMaxReasons = 3;
+
+std::string Joined(std::vector<std::string> sentences) {
+  const size_t more = sentences.size() - std::min(sentences.size(), kMaxReasons);
+  sentences.resize(sentences.size() - more);
+  if (more > 0) sentences.push_back(absl::StrCat(more, " more like these"));
+  return absl::StrJoin(sentences, "; ");
+}
 
 }  // namespace
 
@@ -51,12 +61,6 @@ void Dispatcher::Release(LoadLedger::ChargeId charge) {
   if (charge == 0) return;
   ledger_->Release(charge);
   SchedulePump();
-}
-
-void Dispatcher::MarkIncompatible(const std::string& prefill_epoch,
-                                  const std::string& decode_epoch) {
-  if (incompatible_.size() >= kMaxIncompatiblePairs) incompatible_.clear();  // old lives, mostly
-  incompatible_.emplace(prefill_epoch, decode_epoch);
 }
 
 void Dispatcher::SchedulePump() {
@@ -118,8 +122,7 @@ Decision Dispatcher::Decide(Waiting* waiting, std::vector<WorkerView>* views, ab
       views->push_back(registry_->View(link, view.prompt_tokens, blocks, now));
     }
     const auto blocked = [&](int32_t p, int32_t d) {
-      return incompatible_.contains(std::pair(registry_->link((*views)[p].slot).facts().epoch,
-                                              registry_->link((*views)[d].slot).facts().epoch));
+      return !registry_->pairs().fits((*views)[p].slot, (*views)[d].slot);
     };
     decision =
         waiting->held_at >= 0
@@ -165,8 +168,13 @@ absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
   const WorkerRegistry::Ready ready = registry_->ReadyWorkers(model);
   const auto tokens = waiting.request->tokens.size();
   if (ready.decode == 0) {
-    return absl::UnavailableError(
-        absl::StrCat("no decode worker serves model ", model.name, " now"));
+    std::vector<std::string> reasons = registry_->UnusedWorkers();
+    for (std::string& one : registry_->Unreachable()) reasons.push_back(std::move(one));
+    const std::vector<std::string> served = registry_->ReadyModels();
+    return absl::UnavailableError(absl::StrCat(
+        "no decode worker serves model ", model.name,
+        " now; models served now: ", served.empty() ? "none" : absl::StrJoin(served, ", "),
+        reasons.empty() ? "" : "; ", Joined(reasons)));
   }
   int32_t largest = 0;
   for (WorkerSlot slot = 0; slot < registry_->num_workers(); ++slot) {
@@ -178,9 +186,15 @@ absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
     return absl::InvalidArgumentError(absl::StrCat(
         "prompt has ", tokens, " tokens: the largest cache of a worker holds ", largest));
   }
-  return absl::UnavailableError(absl::StrCat(
+  const std::vector<std::string> misfits = registry_->Misfits(model);
+  std::string message = absl::StrCat(
       "no pair of workers can serve a prompt of ", tokens, " tokens for model ", model.name,
-      " now: ", ready.decode, " decode workers, ", ready.prefill, " that prefill any length"));
+      " now: ", ready.decode, " decode workers, ", ready.prefill, " that prefill any length");
+  if (misfits.empty()) return absl::UnavailableError(message);
+  absl::StrAppend(&message, "; ", Joined(misfits));
+  if (ready.prefill > 0) return absl::UnavailableError(message);
+  // Only a restart of a worker mends that.
+  return status::WithReason(absl::FailedPreconditionError(message), status::kIncompatible);
 }
 
 void Dispatcher::Pump() {

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "block_hash/block_hash.h"
@@ -47,7 +46,8 @@ class Waiting {
   virtual ~Waiting() = default;
   // It has left the queue and is charged; the receiver releases the charges.
   virtual void OnPlaced(const Placement& placement) = 0;
-  // It has left the queue: nobody can serve it, and has not been able to for a while.
+  // It has left the queue: nobody can serve it, and has not been able to for a while.  `status`
+  // says why: kInvalidArgument, kUnavailable, or kFailedPrecondition / INCOMPATIBLE.
   virtual void OnUnplaceable(const absl::Status& status) = 0;
 
   AdmissionQueue::Entry entry;  // set by the owner; untouched while it waits
@@ -85,8 +85,6 @@ class Dispatcher final {
   void Leave(Waiting* waiting);
 
   void Release(LoadLedger::ChargeId charge);
-  // The pair cannot exchange cache bytes, in these lives of the two.
-  void MarkIncompatible(const std::string& prefill_epoch, const std::string& decode_epoch);
   // Something has changed: look at the queue soon.
   void SchedulePump();
 
@@ -112,7 +110,6 @@ class Dispatcher final {
   AdmissionQueue queue_;
   PolicyState policy_state_;
   absl::flat_hash_map<AdmissionQueue::Entry*, Waiting*> waiting_;
-  absl::flat_hash_set<std::pair<std::string, std::string>> incompatible_;
   bool pump_scheduled_ = false;
   EventLoop::TimerId timer_ = 0;
 };

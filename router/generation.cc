@@ -111,6 +111,13 @@ void Generation::OnWorkerLost(WorkerSlot slot, const std::string& epoch,
 }
 
 void Generation::OnUnplaceable(const absl::Status& status) {
+  if (held_at >= 0) {
+    // No decode worker for the blocks where they are; computed elsewhere there may be one.
+    held_at = -1;
+    ClosePrefill("no decode worker takes the held blocks");
+    context_.dispatcher->Return(this);
+    return;
+  }
   context_.metrics->CountRejected("no_worker");
   End(status);
 }
@@ -286,7 +293,13 @@ void Generation::FailTry(Leg leg, const absl::Status& error) {
     End(FinalStatus(error, 1));
     return;
   }
-  const RetryVerdict verdict = DecideRetry(error, context_.max_attempts, &failures_);
+  // Two workers that do not fit are not tried again, so this costs no try.
+  const bool misfit =
+      status::Reason(error) == status::kIncompatible && !placement_.local() &&
+      context_.registry->MarkMisfit(placement_.prefill, prefill_epoch_, placement_.decode,
+                                    decode_epoch_, std::string(error.message()));
+  const RetryVerdict verdict =
+      misfit ? RetryVerdict{.retry = true} : DecideRetry(error, context_.max_attempts, &failures_);
   spdlog::warn("request_id={} attempt={} failed_at={} worker={} phase={} retry={} error={}",
                prepared_.request_id, attempt_, leg == Leg::kDecode ? "decode" : "prefill",
                leg == Leg::kDecode ? decode_address_ : prefill_address_, PhaseName(phase_),
@@ -297,9 +310,7 @@ void Generation::FailTry(Leg leg, const absl::Status& error) {
   }
   context_.metrics->CountRetry(absl::StatusCodeToString(error.code()));
   context_.loop->CancelTimer(std::exchange(accept_timer_, 0));
-  if (status::Reason(error) == status::kIncompatible && !placement_.local()) {
-    context_.dispatcher->MarkIncompatible(prefill_epoch_, decode_epoch_);
-  } else {
+  if (!misfit) {
     Avoid(leg, verdict.same_worker_back_off);
     // Neither side can tell whose fault a broken transfer or a missing peer is.
     if (absl::IsAborted(error) || absl::IsNotFound(error) ||

@@ -198,14 +198,18 @@ RequestView PreparedRequest::view() const {
 ServedModels::ServedModels(std::vector<std::unique_ptr<ModelAssets>> models)
     : models_(std::move(models)) {}
 
+std::vector<std::string> ServedModels::names() const {
+  std::vector<std::string> names;
+  for (const auto& model : models_) names.push_back(model->name);
+  return names;
+}
+
 absl::StatusOr<const ModelAssets*> ServedModels::Find(const std::string& name) const {
   if (name.empty() && models_.size() == 1) return models_.front().get();
-  std::vector<std::string> names;
   for (const auto& model : models_) {
     if (model->name == name) return model.get();
-    names.push_back(model->name);
   }
-  const std::string served = absl::StrJoin(names, ", ");
+  const std::string served = absl::StrJoin(names(), ", ");
   if (name.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("model is empty: this router serves several: ", served));

@@ -56,6 +56,7 @@ class ServedModels final {
   // "".
   absl::StatusOr<const ModelAssets*> Find(const std::string& name) const;
   const std::vector<std::unique_ptr<ModelAssets>>& all() const { return models_; }
+  std::vector<std::string> names() const;
 
  private:
   std::vector<std::unique_ptr<ModelAssets>> models_;

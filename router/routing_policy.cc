@@ -113,8 +113,7 @@ class PrefillPicker {
     std::vector<Option> options;
     for (int32_t p = 0; p < static_cast<int32_t>(workers_.size()); ++p) {
       const WorkerView& worker = workers_[p];
-      if (!worker.is_prefill || worker.layout != workers_[decode].layout ||
-          !HoldsLength(worker, request_) || blocked_(p, decode)) {
+      if (!worker.is_prefill || !HoldsLength(worker, request_) || blocked_(p, decode)) {
         continue;
       }
       if (result.feasibility == Feasibility::kNever) result.feasibility = Feasibility::kLater;
@@ -260,8 +259,7 @@ Decision ChooseDecodeForHeld(const PolicyOptions& options, const RequestView& re
   std::vector<Option> candidates;
   for (int32_t d = 0; d < static_cast<int32_t>(workers.size()); ++d) {
     const WorkerView& decode = workers[d];
-    if (!decode.can_decode || !HoldsLength(decode, request) ||
-        decode.layout != workers[prefill].layout || blocked(prefill, d)) {
+    if (!decode.can_decode || !HoldsLength(decode, request) || blocked(prefill, d)) {
       continue;
     }
     Improve(Feasibility::kLater, &decision.feasibility);

@@ -13,7 +13,6 @@
 #include <functional>
 #include <optional>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -34,7 +33,6 @@ struct WorkerView {
   int32_t num_blocks = 0;     // of the pool
   int32_t used_blocks = 0;    // not free and not merely cached, growth included
   int32_t max_model_len = 0;  // 0: not stated
-  std::string layout;         // cache bytes are interchangeable where this is equal
   // Speeds that the worker measured at start; 0: unknown.
   double prefill_tokens_per_s = 0;
   double prefill_s_per_token2 = 0;

@@ -34,12 +34,14 @@ LinkRole RoleOf(ferry::v1::WorkerRole role) {
   }
 }
 
-WorkerFacts FactsOf(const ferry::v1::WorkerInfo& info) {
+WorkerFacts FactsOf(const ferry::v1::WorkerInfo& info, const std::string& address) {
+  const LinkRole role = RoleOf(info.role());
+  const char* const kind = role == LinkRole::kPrefill ? "prefill worker " : "decode worker ";
   return {.epoch = info.epoch(),
-          .role = RoleOf(info.role()),
+          .role = role,
           .model = info.model(),
           .tokenizer_hash = info.tokenizer_hash(),
-          .layout = info.layout_fingerprint(),
+          .profile = pairing::ProfileOf(info, absl::StrCat(kind, address)),
           .block_size = static_cast<int32_t>(info.block_size()),
           .block_bytes = static_cast<int64_t>(info.block_bytes()),
           .num_blocks = static_cast<int32_t>(info.num_blocks()),
@@ -51,13 +53,13 @@ WorkerFacts FactsOf(const ferry::v1::WorkerInfo& info) {
           .decode_step_ms_per_seq = info.decode_step_ms_per_seq()};
 }
 
-absl::Status CheckFacts(const WorkerFacts& facts) {
+absl::Status CheckFacts(const WorkerFacts& facts, const std::string& address) {
   if (facts.epoch.size() != kEpochBytes || facts.role == LinkRole::kUnknown ||
       facts.block_size <= 0 || facts.num_blocks < 0 || facts.max_model_len < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("its GetInfo is unusable: epoch of ", facts.epoch.size(), " bytes, role ",
-                     LinkRoleName(facts.role), ", block_size ", facts.block_size, ", num_blocks ",
-                     facts.num_blocks));
+        absl::StrCat("worker ", address, ": its GetInfo is unusable: epoch of ", facts.epoch.size(),
+                     " bytes, role ", LinkRoleName(facts.role), ", block_size ", facts.block_size,
+                     ", num_blocks ", facts.num_blocks));
   }
   return absl::OkStatus();
 }
@@ -174,15 +176,20 @@ void WorkerLink::Connect() {
 
 void WorkerLink::OnInfo(absl::StatusOr<ferry::v1::WorkerInfo> info) {
   if (stopped_) return;
-  const absl::Status status = info.ok() ? CheckFacts(FactsOf(*info)) : info.status();
+  WorkerFacts facts;
+  if (info.ok()) facts = FactsOf(*info, options_.address);
+  const absl::Status status = info.ok() ? CheckFacts(facts, options_.address) : info.status();
   if (!status.ok()) {
-    spdlog::debug("worker={} unreachable={}", options_.address,
-                  service::LogValue(status.ToString()));
+    // Once, not at every try.
+    spdlog::log(status.code() == trouble_.code() ? spdlog::level::debug : spdlog::level::warn,
+                "worker={} unreachable cause={}", options_.address,
+                service::LogValue(std::string(status.message())));
+    trouble_ = status;
     Lost(status);
     ReconnectLater();
     return;
   }
-  WorkerFacts facts = FactsOf(*info);
+  trouble_ = absl::OkStatus();
   if (facts.epoch != facts_.epoch) {
     if (!facts_.epoch.empty()) {
       Lost(absl::UnavailableError(absl::StrCat("worker ", options_.address, " has restarted")));

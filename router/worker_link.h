@@ -21,6 +21,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "pairing/pair_check.h"
 #include "router/event_loop.h"
 #include "router/prefix_index.h"
 #include "router/worker_client.h"
@@ -38,7 +39,7 @@ struct WorkerFacts {
   LinkRole role = LinkRole::kUnknown;
   std::string model;
   std::string tokenizer_hash;
-  std::string layout;
+  pairing::Profile profile;
   int32_t block_size = 0;
   int64_t block_bytes = 0;
   int32_t num_blocks = 0;
@@ -93,6 +94,8 @@ class WorkerLink final {
   LinkState state() const { return state_; }
   const WorkerFacts& facts() const { return facts_; }
   const WorkerLoad& load() const { return load_; }
+  // Why nobody answers GetInfo there; OK after an answer, and before the first try has ended.
+  const absl::Status& trouble() const { return trouble_; }
   // For RPCs to the worker; shared with the requests that run there, which may outlive a
   // reconnection.
   const std::shared_ptr<WorkerClient>& client() const { return client_; }
@@ -122,6 +125,7 @@ class WorkerLink final {
   bool stopped_ = false;
   WorkerFacts facts_;  // epoch empty: nobody known
   WorkerLoad load_;
+  absl::Status trouble_;
   absl::Time last_report_ = absl::InfinitePast();
   absl::Duration back_off_;
   std::shared_ptr<WorkerClient> client_;

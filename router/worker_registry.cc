@@ -3,7 +3,10 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "service/process.h"
 
 namespace router {
@@ -11,7 +14,7 @@ namespace router {
 WorkerRegistry::WorkerRegistry(const Options& options, const ServedModels* models, EventLoop* loop,
                                std::shared_ptr<OutstandingCalls> outstanding, PrefixIndex* index,
                                LoadLedger* ledger)
-    : models_(models), ledger_(ledger) {
+    : models_(models), ledger_(ledger), pairs_(static_cast<int32_t>(options.addresses.size())) {
   for (const std::string& address : options.addresses) {
     const WorkerLink::Options link_options = {.address = address,
                                               .tls = options.tls,
@@ -57,7 +60,6 @@ WorkerView WorkerRegistry::View(const WorkerLink& link, int32_t prompt_tokens,
           .num_blocks = facts.num_blocks,
           .used_blocks = load.used_blocks + ours.kv_blocks + ours.growth_blocks,
           .max_model_len = facts.max_model_len,
-          .layout = facts.layout,
           .prefill_tokens_per_s = facts.prefill_tokens_per_s,
           .prefill_s_per_token2 = facts.prefill_s_per_token2,
           .decode_step_ms = facts.decode_step_ms,
@@ -69,15 +71,111 @@ WorkerView WorkerRegistry::View(const WorkerLink& link, int32_t prompt_tokens,
           .recent_assignments = ledger_->recent_assignments(link.slot(), now)};
 }
 
-WorkerRegistry::Ready WorkerRegistry::ReadyWorkers(const ModelAssets& model) const {
-  Ready ready;
+std::vector<const WorkerLink*> WorkerRegistry::Serving(const ModelAssets& model,
+                                                       bool prefill) const {
+  std::vector<const WorkerLink*> serving;
   for (const auto& link : links_) {
-    if (!Serves(*link, model)) continue;
-    const LinkRole role = link->facts().role;
-    if (role != LinkRole::kDecode) ++ready.prefill;
-    if (role != LinkRole::kPrefill) ++ready.decode;
+    const bool is_prefill = link->facts().role == LinkRole::kPrefill;
+    if (is_prefill == prefill && Serves(*link, model)) serving.push_back(link.get());
+  }
+  return serving;
+}
+
+WorkerRegistry::Ready WorkerRegistry::ReadyWorkers(const ModelAssets& model) const {
+  const std::vector<const WorkerLink*> decodes = Serving(model, /*prefill=*/false);
+  Ready ready = {.prefill = 0, .decode = static_cast<int32_t>(decodes.size())};
+  for (const WorkerLink* link : decodes) ready.prefill += link->facts().role == LinkRole::kBoth;
+  for (const WorkerLink* link : Serving(model, /*prefill=*/true)) {
+    ready.prefill += decodes.empty() || std::any_of(decodes.begin(), decodes.end(), [&](auto* d) {
+                       return pairs_.fits(link->slot(), d->slot());
+                     });
   }
   return ready;
+}
+
+std::vector<std::string> WorkerRegistry::ReadyModels() const {
+  std::vector<std::string> names;
+  for (const auto& model : models_->all()) {
+    if (ReadyWorkers(*model).decode > 0) names.push_back(model->name);
+  }
+  return names;
+}
+
+std::vector<std::string> WorkerRegistry::Misfits(const ModelAssets& model) const {
+  std::vector<std::string> sentences;
+  for (const WorkerLink* prefill : Serving(model, /*prefill=*/true)) {
+    for (const WorkerLink* decode : Serving(model, /*prefill=*/false)) {
+      const std::string& why = pairs_.why(prefill->slot(), decode->slot());
+      if (!why.empty()) sentences.push_back(why);
+    }
+  }
+  return sentences;
+}
+
+std::string WorkerRegistry::WhyUnused(const WorkerLink& link) const {
+  const auto& all = models_->all();
+  const WorkerFacts& facts = link.facts();
+  const auto model = std::find_if(all.begin(), all.end(), [&](const auto& candidate) {
+    return candidate->name == facts.model;
+  });
+  if (model == all.end()) {
+    return absl::StrCat("worker ", link.address(), " serves model ", facts.model,
+                        ", this router serves ", absl::StrJoin(models_->names(), ", "),
+                        " (--model_assets NAME=DIR, --model_name)");
+  }
+  if (Serves(link, **model)) return "";
+  return absl::StrCat("worker ", link.address(), " has another tokenizer for model ", facts.model,
+                      ": its tokenizer_hash is ", facts.tokenizer_hash, ", that of this router ",
+                      (*model)->tokenizer_hash);
+}
+
+std::vector<std::string> WorkerRegistry::UnusedWorkers() const {
+  std::vector<std::string> sentences;
+  for (const auto& link : links_) {
+    if (link->state() != LinkState::kServing) continue;
+    if (std::string why = WhyUnused(*link); !why.empty()) sentences.push_back(std::move(why));
+  }
+  return sentences;
+}
+
+std::vector<std::string> WorkerRegistry::Unreachable() const {
+  std::vector<std::string> sentences;
+  for (const auto& link : links_) {
+    if (link->trouble().ok()) continue;
+    sentences.push_back(std::string(link->trouble().message()));
+  }
+  return sentences;
+}
+
+void WorkerRegistry::UpdatePairs(const WorkerLink& link) {
+  const WorkerFacts& facts = link.facts();
+  if (facts.epoch.empty()) return;
+  const bool is_prefill = facts.role == LinkRole::kPrefill;
+  const bool is_new = pairs_.Update(link.slot(), {.epoch = facts.epoch,
+                                                  .is_prefill = is_prefill,
+                                                  .model = facts.model,
+                                                  .profile = facts.profile});
+  if (!is_new) return;
+  int32_t misfits = 0;
+  std::string first;
+  for (const auto& other : links_) {
+    const std::string& why = is_prefill ? pairs_.why(link.slot(), other->slot())
+                                        : pairs_.why(other->slot(), link.slot());
+    if (!why.empty() && ++misfits == 1) first = why;
+  }
+  if (misfits == 0) return;
+  spdlog::warn("worker={} misfits={} cause={}", link.address(), misfits, service::LogValue(first));
+}
+
+bool WorkerRegistry::MarkMisfit(WorkerSlot prefill, const std::string& prefill_epoch,
+                                WorkerSlot decode, const std::string& decode_epoch,
+                                const std::string& why) {
+  const bool known = !pairs_.fits(prefill, decode);
+  if (!pairs_.Mark(prefill, prefill_epoch, decode, decode_epoch, why)) return false;
+  if (!known) {
+    spdlog::warn("worker={} misfits=1 cause={}", link(prefill).address(), service::LogValue(why));
+  }
+  return true;
 }
 
 void WorkerRegistry::UpdateModelLimits() {
@@ -94,18 +192,10 @@ void WorkerRegistry::UpdateModelLimits() {
 
 void WorkerRegistry::OnWorkerChanged(WorkerLink* link) {
   UpdateModelLimits();
+  UpdatePairs(*link);
   if (link->state() == LinkState::kServing) {
-    const auto& all = models_->all();
-    const auto model = std::find_if(all.begin(), all.end(), [&](const auto& candidate) {
-      return candidate->name == link->facts().model;
-    });
-    if (model == all.end()) {
-      spdlog::warn("worker={} model={}: not among the served models, no request goes there",
-                   link->address(), link->facts().model);
-    } else if (!Serves(*link, **model)) {
-      spdlog::warn("worker={} model={} tokenizer_hash={} ours={}: no request goes there",
-                   link->address(), link->facts().model, link->facts().tokenizer_hash,
-                   (*model)->tokenizer_hash);
+    if (const std::string why = WhyUnused(*link); !why.empty()) {
+      spdlog::warn("worker={} unused cause={}", link->address(), service::LogValue(why));
     }
   }
   on_change_();

@@ -13,6 +13,7 @@
 
 #include "absl/time/time.h"
 #include "router/load_ledger.h"
+#include "router/pair_table.h"
 #include "router/prefix_index.h"
 #include "router/request.h"
 #include "router/routing_policy.h"
@@ -51,20 +52,41 @@ class WorkerRegistry final : public WorkerLink::Listener {
   WorkerView View(const WorkerLink& link, int32_t prompt_tokens, int32_t cached_blocks,
                   absl::Time now) const;
 
+  const PairTable& pairs() const { return pairs_; }
+  // A try has shown that blocks of one cannot go to the other.  False: one of the two is another
+  // process by now.
+  bool MarkMisfit(WorkerSlot prefill, const std::string& prefill_epoch, WorkerSlot decode,
+                  const std::string& decode_epoch, const std::string& why);
+
   struct Ready {
-    int32_t prefill = 0;  // prefill and both
+    int32_t prefill = 0;  // prefill and both; not those that fit none of the ready decode workers
     int32_t decode = 0;   // decode and both
   };
   Ready ReadyWorkers(const ModelAssets& model) const;
+
+  // Names of the models that some worker decodes now.
+  std::vector<std::string> ReadyModels() const;
+
+  // Sentences for people.  Workers that get no request, until they or the router are started anew:
+  std::vector<std::string> UnusedWorkers() const;
+  // Serving pairs of the model that do not fit.
+  std::vector<std::string> Misfits(const ModelAssets& model) const;
+  // Addresses where nobody answers now.
+  std::vector<std::string> Unreachable() const;
 
  private:
   void OnWorkerChanged(WorkerLink* link) override;
   void OnLoadReport(WorkerLink* link) override;
   void OnWorkerLost(WorkerLink* link, const std::string& epoch, const absl::Status& cause) override;
   void UpdateModelLimits();
+  void UpdatePairs(const WorkerLink& link);
+  // Serving workers of the model: prefill workers, or those that decode.
+  std::vector<const WorkerLink*> Serving(const ModelAssets& model, bool prefill) const;
+  std::string WhyUnused(const WorkerLink& link) const;  // "": it is used
 
   const ServedModels* const models_;
   LoadLedger* const ledger_;
+  PairTable pairs_;
   std::function<void()> on_change_;
   std::function<void(WorkerSlot, const std::string&, const absl::Status&)> on_lost_;
   std::vector<std::unique_ptr<WorkerLink>> links_;  // by slot

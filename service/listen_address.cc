@@ -1,6 +1,8 @@
 #include "service/listen_address.h"
 
+#include <arpa/inet.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,6 +13,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "status/status_macros.h"
 
 namespace service {
@@ -19,6 +22,25 @@ namespace {
 absl::Status CannotListen(const std::string& address, const std::string& why) {
   return absl::UnavailableError(
       absl::StrCat("cannot listen on ", address, ": ", absl::AsciiStrToLower(why)));
+}
+
+// The IP of "ipv4:1.2.3.4:5", "ipv6:[::1]:5" or "ipv6:%5B::1%5D:5"; "" of anything else.
+std::string IpOfPeer(const std::string& grpc_peer) {
+  std::string peer = absl::StrReplaceAll(grpc_peer, {{"%5B", "["}, {"%5D", "]"}, {"%25", "%"}});
+  const size_t colon = peer.find(':');
+  if (colon == std::string::npos || (peer.rfind("ipv4:", 0) != 0 && peer.rfind("ipv6:", 0) != 0)) {
+    return "";
+  }
+  const absl::StatusOr<HostPort> parsed = ParseListenAddress(peer.substr(colon + 1));
+  return parsed.ok() ? parsed->host : "";
+}
+
+// Of "0.0.0.0", "::" and other ways to write them; names are not looked up.
+bool NamesAllInterfaces(const std::string& host) {
+  in_addr v4{};
+  in6_addr v6{};
+  if (inet_aton(host.c_str(), &v4) != 0) return v4.s_addr == INADDR_ANY;
+  return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_UNSPECIFIED(&v6);
 }
 
 }  // namespace
@@ -43,6 +65,15 @@ absl::StatusOr<HostPort> ParseListenAddress(const std::string& address) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat("address \"", address, "\" is not host:port with a port of 0 to 65535"));
+}
+
+std::string ReachableAddress(const std::string& told, const std::string& grpc_peer) {
+  absl::StatusOr<HostPort> address = ParseListenAddress(told);
+  if (!address.ok() || !NamesAllInterfaces(address->host)) return told;
+  const std::string ip = IpOfPeer(grpc_peer);
+  if (ip.empty()) return told;
+  address->host = ip;
+  return address->ToString();
 }
 
 absl::Status CheckCanListen(const std::string& address) {

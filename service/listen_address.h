@@ -1,4 +1,5 @@
-// "host:port" as flags have it: parsing, and the reason why it cannot be listened on.
+// "host:port" as flags have it: parsing, the reason why it cannot be listened on, and where a peer
+// that listens on all interfaces can be called.
 
 #ifndef SERVICE_LISTEN_ADDRESS_H_
 #define SERVICE_LISTEN_ADDRESS_H_
@@ -19,6 +20,12 @@ struct HostPort {
 
 // Errors: kInvalidArgument naming the address.
 absl::StatusOr<HostPort> ParseListenAddress(const std::string& address);
+
+// Where the process that said `told` of itself can be called: `told`, with the IP that its call
+// came from (gRPC's peer(): "ipv4:10.0.0.5:41234") where `told` names all interfaces
+// ("0.0.0.0:8601",
+// "[::]:8601").  Unchanged where the peer has no IP.
+std::string ReachableAddress(const std::string& told, const std::string& grpc_peer);
 
 // Binds and closes a socket.  Errors: kUnavailable "cannot listen on ADDRESS: address already in
 // use", or whatever else the system says.

@@ -11,6 +11,7 @@ ALLOWED = {
     "status": {"ferry"},
     "block_hash": set(),
     "proto": set(),
+    "pairing": {"status", "ferry"},
     "tokenizer": {"status"},
     "kernels": {"status"},
     "model": {"kernels", "status"},
@@ -18,9 +19,9 @@ ALLOWED = {
     "kv_transfer": {"kernels", "status"},
     "service": {"status", "ferry"},
     "worker": {"engine", "model", "kernels", "kv_transfer", "block_hash", "tokenizer", "service", "status", "ferry"},
-    "router": {"tokenizer", "block_hash", "service", "status", "ferry"},
+    "router": {"tokenizer", "block_hash", "pairing", "service", "status", "ferry"},
     "prefill_worker": {"worker", "engine", "kv_transfer", "block_hash", "service", "status", "ferry", "model", "kernels"},
-    "decode_worker": {"worker", "engine", "kv_transfer", "block_hash", "service", "status", "ferry", "model", "kernels"},
+    "decode_worker": {"worker", "pairing", "engine", "kv_transfer", "block_hash", "service", "status", "ferry", "model", "kernels"},
     "client": {"status", "ferry"},
 }
 ANY = {"cli", "bench", "tests"}

@@ -7,7 +7,7 @@ void FillRuntimeInfo(const WorkerRuntime& runtime, ferry::v1::WorkerInfo* info) 
   info->set_epoch(runtime.epoch.ToBytes());
   info->set_model(runtime.model_name);
   info->set_tokenizer_hash(runtime.tokenizer_hash);
-  info->set_layout_fingerprint(runtime.layout_fingerprint);
+  FillLayoutRecord(runtime, info->mutable_layout());
   info->set_block_size(runtime.block_size());
   info->set_block_bytes(runtime.block_bytes());
   info->set_num_blocks(runtime.pool->num_blocks() - 1);
@@ -18,6 +18,7 @@ void FillRuntimeInfo(const WorkerRuntime& runtime, ferry::v1::WorkerInfo* info) 
   info->set_tp_size(1);
   for (const kv_transfer::LinkAddress& link : runtime.transport->addresses()) {
     info->add_transports(link.kind);
+    info->set_host_id(link.host_id);  // the same for all of them
   }
   info->set_cancel_during_transfer(true);
   info->set_prefill_tokens_per_s(runtime.speed.prefill_tokens_per_s);

@@ -54,17 +54,15 @@ struct WorkerRuntime {
   }
 };
 
-// Loads the model, maps and registers the cache, opens the links, measures the speed.
+// Checks flags and their files (service/startup.h), loads the model, maps and registers the cache,
+// opens the links, measures the speed.
 absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions& options);
 
 // What GetInfo says of it, except role and state.
 void FillRuntimeInfo(const WorkerRuntime& runtime, ferry::v1::WorkerInfo* info);
 
-// The layout as it is compared in a Handshake.
+// The layout as it is compared before bytes move (pairing/pair_check.h).
 void FillLayoutRecord(const WorkerRuntime& runtime, ferry::v1::LayoutRecord* record);
-// Errors: kFailedPrecondition / INCOMPATIBLE naming the first field that differs and both values.
-absl::Status CheckLayout(const ferry::v1::LayoutRecord& ours,
-                         const ferry::v1::LayoutRecord& theirs);
 
 }  // namespace worker
 

@@ -167,7 +167,9 @@ class FakeWorker::Services final : public Worker::CallbackService,
     info->set_state(WORKER_STATE_SERVING);
     info->set_model(options.model);
     info->set_tokenizer_hash(options.tokenizer_hash);
-    info->set_layout_fingerprint(options.layout);
+    info->mutable_layout()->set_block_size(options.block_size);
+    for (const std::string& link : options.links) info->add_transports(link);
+    info->set_host_id(options.host_id);
     info->set_block_size(options.block_size);
     info->set_block_bytes(1000);
     info->set_num_blocks(options.num_blocks);

@@ -74,7 +74,8 @@ class FakeWorker {
     uint32_t num_blocks = 1000;
     uint32_t max_model_len = 4096;
     uint64_t hash_seed = 0;
-    std::string layout = "layout";
+    std::vector<std::string> links = {"shm", "tcp"};
+    std::string host_id = "host";
     int32_t port = 0;  // 0: any
   };
   // Lists every worker of a test by address, so that P finds D.

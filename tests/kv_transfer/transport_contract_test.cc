@@ -505,7 +505,7 @@ TEST_P(TransportContractTest, ConnectNamesWhatIsWrong) {
   std::vector<LinkAddress> other = b_->transport->addresses();
   for (LinkAddress& address : other) address.kind = "carrier pigeon";
   EXPECT_EQ(a_->transport->Connect(Epoch::Random(), other, absl::Seconds(1)).code(),
-            StatusCode::kInvalidArgument);
+            StatusCode::kFailedPrecondition);
   // Another process at the address that was meant for this epoch.
   const absl::Status wrong =
       a_->transport->Connect(Epoch::Random(), b_->transport->addresses(), absl::Seconds(5));

@@ -148,23 +148,6 @@ TEST_F(RouterFixture, AfterMaxAttemptsTheLastErrorIsTold) {
   EXPECT_TRUE(IsIdle());
 }
 
-TEST_F(RouterFixture, IncompatiblePairsAreNotTriedAgain) {
-  FakeWorker* const p1 = Prefill();
-  FakeWorker* const d = Decode();
-  StartRouter();
-  Failing failing = {
-      .left = 1000,
-      .status = status::WithReason(absl::FailedPreconditionError("block_size 64 here, 128 there"),
-                                   status::kIncompatible)};
-  FailPrefills(p1, &failing, false);
-  const Answer answer = Generate(Tokens(200));
-  EXPECT_EQ(answer.status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(answer.status.message()), HasSubstr("no pair of workers"));
-  EXPECT_EQ(p1->prefills().size(), 1u);
-  EXPECT_EQ(Generate(Text("short prompts still work")).status, absl::OkStatus());
-  EXPECT_TRUE(d->WaitFor([&] { return d->cancels().size() == 1; }));
-}
-
 TEST_F(RouterFixture, AfterTheFirstTokenAFailureEndsTheRequest) {
   Prefill();
   FakeWorker* const d1 = Decode();

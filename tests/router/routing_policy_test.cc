@@ -14,7 +14,6 @@ WorkerView Prefill(WorkerSlot slot) {
           .block_size = 64,
           .block_bytes = 64 * 1000,
           .num_blocks = 1000,
-          .layout = "L",
           .prefill_tokens_per_s = 1000};
 }
 WorkerView Decode(WorkerSlot slot) {
@@ -96,10 +95,6 @@ TEST_F(RoutingPolicyTest, NobodyWhoCouldMeansNever) {
   EXPECT_EQ(Pick(Request(1000), {Decode(0)}).feasibility, Feasibility::kNever)
       << "role decode does not prefill long prompts";
   std::vector<WorkerView> workers = {Prefill(0), Decode(1)};
-  workers[0].layout = "other";
-  EXPECT_EQ(Pick(Request(1000), workers).feasibility, Feasibility::kNever)
-      << "cache bytes are not interchangeable";
-  workers[0].layout = "L";
   EXPECT_EQ(Choose(
                 options_, Request(1000), workers, [](int32_t, int32_t) { return true; }, &state_)
                 .feasibility,
@@ -178,10 +173,9 @@ TEST_F(RoutingPolicyTest, HeldBlocksGoToADecodeWorkerWithRoom) {
   ASSERT_EQ(decision.feasibility, Feasibility::kNow);
   EXPECT_EQ(decision.choice.decode, 2);
   EXPECT_EQ(decision.choice.prefill, 0);
-  workers[2].layout = "other";
-  EXPECT_EQ(
-      ChooseDecodeForHeld(options_, Request(1000), workers, 0, NothingBlocked, &state_).feasibility,
-      Feasibility::kLater);
+  const auto misfit = [](int32_t prefill, int32_t decode) { return prefill == 0 && decode == 2; };
+  EXPECT_EQ(ChooseDecodeForHeld(options_, Request(1000), workers, 0, misfit, &state_).feasibility,
+            Feasibility::kLater);
 }
 
 TEST(CostTermsTest, FollowTheFormula) {

@@ -90,6 +90,20 @@ TEST(MetricsServerTest, ItsEndLeavesOtherListenersAlone) {
   EXPECT_THAT(HttpGet((*other)->port(), "/metrics"), HasSubstr("200 OK"));
 }
 
+TEST(ListenAddressTest, WhoListensEverywhereIsCalledWhereItsCallsComeFrom) {
+  EXPECT_EQ(ReachableAddress("0.0.0.0:8601", "ipv4:10.0.0.5:41234"), "10.0.0.5:8601");
+  EXPECT_EQ(ReachableAddress("[::]:8601", "ipv4:10.0.0.5:41234"), "10.0.0.5:8601");
+  EXPECT_EQ(ReachableAddress("0:8601", "ipv6:[fd00::7]:41234"), "[fd00::7]:8601");
+  EXPECT_EQ(ReachableAddress("[::0]:8601", "ipv6:%5Bfe80::1%25eth0%5D:41234"),
+            "[fe80::1%eth0]:8601");
+  for (const char* told : {"10.0.0.9:8601", "[::1]:8601", "worker-3:8601", "127.0.0.1:8601", ""}) {
+    EXPECT_EQ(ReachableAddress(told, "ipv4:10.0.0.5:41234"), told);
+  }
+  for (const char* peer : {"", "unix:/run/ferry", "unknown", "ipv4:", "ipv6:x"}) {
+    EXPECT_EQ(ReachableAddress("0.0.0.0:8601", peer), "0.0.0.0:8601") << peer;
+  }
+}
+
 TEST(ListenAddressTest, ParsesHostsAndPorts) {
   EXPECT_EQ(ParseListenAddress("0.0.0.0:80")->host, "0.0.0.0");
   EXPECT_EQ(ParseListenAddress("[::1]:8500")->host, "::1");

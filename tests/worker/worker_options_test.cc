@@ -4,10 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "CLI/CLI.hpp"
-#include "ferry/v1/kv_transfer.pb.h"
 #include "prometheus/registry.h"
 #include "prometheus/text_serializer.h"
-#include "status/grpc_status.h"
 #include "worker/worker_flags.h"
 #include "worker/worker_metrics.h"
 #include "worker/worker_runtime.h"
@@ -56,55 +54,6 @@ TEST(WorkerFlagsTest, FlagsFillTheOptions) {
   EXPECT_EQ(options.engine.limits.max_tokens, 128);
   EXPECT_TRUE(options.log.json);
   EXPECT_EQ(options.chunk_stall, absl::Seconds(5));
-}
-
-ferry::v1::LayoutRecord Record() {
-  ferry::v1::LayoutRecord record;
-  record.set_schema(1);
-  record.set_model("m");
-  record.set_weights("abc");
-  record.set_block_size(64);
-  record.set_block_bytes(4096);
-  record.set_byte_order("little");
-  auto* group = record.add_groups();
-  group->set_name("latent");
-  group->set_layers(2);
-  group->set_format("float32");
-  return record;
-}
-
-TEST(LayoutRecordTest, EqualRecordsPass) { EXPECT_TRUE(CheckLayout(Record(), Record()).ok()); }
-
-TEST(LayoutRecordTest, TheFirstDifferenceIsNamedWithBothValues) {
-  struct Case {
-    void (*change)(ferry::v1::LayoutRecord&);
-    const char* message;
-  };
-  const Case cases[] = {
-      {[](auto& r) { r.set_schema(2); }, "schema is 1 here and 2 at the peer"},
-      {[](auto& r) { r.set_model("n"); }, "model is m here and n at the peer"},
-      {[](auto& r) { r.set_weights("x"); }, "weights is abc here and x at the peer"},
-      {[](auto& r) { r.set_block_size(128); }, "block_size is 64 here and 128 at the peer"},
-      {[](auto& r) { r.add_groups(); }, "number of groups is 1 here and 2 at the peer"},
-      {[](auto& r) { r.mutable_groups(0)->set_name("csa"); },
-       "group 0 name is latent here and csa"},
-      {[](auto& r) { r.mutable_groups(0)->set_layers(3); }, "group 0 layers is 2 here and 3"},
-      {[](auto& r) { r.mutable_groups(0)->set_format("fp8"); }, "format is float32 here and fp8"},
-      {[](auto& r) { r.mutable_groups(0)->set_entry_bytes(1); }, "entry_bytes is 0 here and 1"},
-      {[](auto& r) { r.mutable_groups(0)->set_tokens_per_entry(4); }, "tokens_per_entry is 0"},
-      {[](auto& r) { r.mutable_groups(0)->set_layer_stride_bytes(8); }, "layer_stride_bytes is 0"},
-      {[](auto& r) { r.set_block_bytes(1); }, "block_bytes is 4096 here and 1 at the peer"},
-      {[](auto& r) { r.set_state_slot_bytes(9); }, "state_slot_bytes is 0 here and 9"},
-      {[](auto& r) { r.set_byte_order("big"); }, "byte_order is little here and big"},
-  };
-  for (const Case& c : cases) {
-    ferry::v1::LayoutRecord theirs = Record();
-    c.change(theirs);
-    const absl::Status status = CheckLayout(Record(), theirs);
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << c.message;
-    EXPECT_EQ(status::Reason(status), status::kIncompatible);
-    EXPECT_THAT(std::string(status.message()), HasSubstr(c.message));
-  }
 }
 
 TEST(WorkerMetricsTest, NamesAndLabelsAreThoseOfTheReference) {

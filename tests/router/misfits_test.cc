@@ -1,0 +1,153 @@
+// Workers that do not fit each other, or the router: requests go where they can, and whoever asks
+// is told why the others are not used.
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "status/grpc_status.h"
+#include "tests/router/router_fixture.h"
+
+namespace router {
+namespace {
+
+using fakes::DecodeCall;
+using fakes::FakeWorker;
+using fakes::PrefillCall;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr auto kPrefill = ferry::v1::WORKER_ROLE_PREFILL;
+
+class MisfitsTest : public RouterFixture {
+ protected:
+  ferry::v1::ListModelsResponse ListModels() {
+    grpc::ClientContext context;
+    ferry::v1::ListModelsResponse response;
+    EXPECT_TRUE(stub_->ListModels(&context, {}, &response).ok());
+    return response;
+  }
+  static absl::Status Incompatible(const std::string& words) {
+    return status::WithReason(absl::FailedPreconditionError(words), status::kIncompatible);
+  }
+  static void ExpectIncompatible(const absl::Status& status, const std::string& words) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_EQ(status::Reason(status), status::kIncompatible);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+  }
+};
+
+TEST_F(MisfitsTest, AClientIsToldWhichValuesDifferAtWhichWorkersAndNothingIsTried) {
+  FakeWorker* const p = Add({.role = kPrefill, .block_size = 64});
+  FakeWorker* const d = Add({.block_size = 128});
+  StartRouter();
+  const std::string words = absl::StrCat("block_size is 64 at prefill worker ", p->address(),
+                                         " and 128 at decode worker ", d->address());
+  ExpectIncompatible(Generate(Tokens(200)).status, words);
+  EXPECT_TRUE(d->decodes().empty());
+  EXPECT_EQ(Generate(Text("short prompts still work")).status, absl::OkStatus());
+  const ferry::v1::ListModelsResponse models = ListModels();
+  EXPECT_THAT(models.misfits(), ElementsAre(words));
+  EXPECT_EQ(models.models(0).ready_prefill_workers(), 0u);
+  EXPECT_EQ(models.models(0).ready_decode_workers(), 1u);
+}
+
+TEST_F(MisfitsTest, WorkersWithoutACommonLinkAreNoPair) {
+  FakeWorker* const shm = Add({.role = kPrefill, .links = {"shm"}});
+  FakeWorker* const tcp = Add({.role = kPrefill, .links = {"tcp"}});
+  FakeWorker* const d = Add({.links = {"tcp"}});
+  StartRouter();
+  for (int i = 0; i < 10; ++i) {
+    const Answer answer = Generate(Tokens(200, i));
+    ASSERT_EQ(answer.status, absl::OkStatus());
+    EXPECT_EQ(answer.summary.prefill_worker(), tcp->address());
+    EXPECT_EQ(answer.summary.attempts(), 1u);
+  }
+  EXPECT_EQ(ListModels().models(0).ready_prefill_workers(), 1u);
+  tcp->Kill();
+  ASSERT_TRUE(WaitForWorkers(0, 1));
+  ExpectIncompatible(Generate(Tokens(200)).status,
+                     absl::StrCat("no data link in common: --links is shm at prefill worker ",
+                                  shm->address(), " and tcp at decode worker ", d->address()));
+}
+
+// What GetInfo does not show is learned by one try, which costs the request none of its attempts.
+TEST_F(MisfitsTest, APairThatATryHasShownNotToFitIsRememberedUntilAProcessIsAnother) {
+  options_.max_attempts = 1;
+  FakeWorker* const p1 = Prefill();
+  FakeWorker* const d = Decode();
+  p1->on_prefill = [](std::shared_ptr<PrefillCall> call) {
+    call->End(Incompatible("the moon is full"));
+  };
+  StartRouter();
+  for (int i = 0; i < 2; ++i) {
+    ExpectIncompatible(Generate(Tokens(200)).status,
+                       absl::StrCat("worker ", p1->address(), ": the moon is full"));
+  }
+  EXPECT_EQ(p1->prefills().size(), 1u);
+  EXPECT_TRUE(d->WaitFor([&] { return d->num_broken() == 1; }));
+  EXPECT_THAT(ListModels().misfits(), ElementsAre(HasSubstr("the moon is full")));
+  const int32_t port = p1->port();
+  p1->Kill();
+  ASSERT_TRUE(Eventually([&] { return router_->registry().link(0).state() == LinkState::kDead; }));
+  FakeWorker restarted({.role = kPrefill, .port = port}, &directory_);
+  ASSERT_TRUE(WaitForWorkers(1, 1));
+  EXPECT_EQ(Generate(Tokens(200)).status, absl::OkStatus());
+  EXPECT_THAT(ListModels().misfits(), IsEmpty());
+}
+
+TEST_F(MisfitsTest, HeldBlocksGoToADecodeWorkerThatFitsOrArePromptlyComputedElsewhere) {
+  FakeWorker* const p1 = Prefill();
+  std::vector<FakeWorker*> decodes = {Decode(), Decode(), Decode()};
+  p1->on_prefill = [](std::shared_ptr<PrefillCall> call) {
+    call->Accept();
+    call->Held(absl::Seconds(10));
+  };
+  std::atomic<int> pushes{0};
+  p1->on_push_held = [&](const ferry::v1::PushHeldRequest&) {
+    ++pushes;
+    return Incompatible("not there");
+  };
+  FakeWorker* const p2 = Prefill();
+  p2->SetLoad(1000000, 0, 0);  // at first everything goes to the other one
+  StartRouter();
+  const auto call = Start(Tokens(200));
+  ASSERT_TRUE(p1->WaitFor([&] { return pushes == 3; })) << "the first decode worker comes again";
+  p2->SetLoad(0, 0, 0);
+  const Answer answer = call->Wait();
+  ASSERT_EQ(answer.status, absl::OkStatus());
+  EXPECT_EQ(answer.summary.prefill_worker(), p2->address());
+  EXPECT_EQ(p1->prefills().size(), 1u);
+  EXPECT_EQ(pushes, 3);
+  EXPECT_TRUE(p1->WaitFor([&] { return p1->num_broken() == 1; })) << "the blocks are let go";
+  EXPECT_TRUE(IsIdle());
+}
+
+TEST_F(MisfitsTest, AWorkerOfAnotherModelOrTokenizerIsNamed) {
+  models_ = {"m", "n"};
+  Decode();
+  FakeWorker* const x = Add({.model = "x"});
+  StartRouter();
+  const std::string words =
+      absl::StrCat("worker ", x->address(), " serves model x, this router serves m, n");
+  EXPECT_THAT(ListModels().misfits(), ElementsAre(HasSubstr(words)));
+  ferry::v1::GenerateRequest request = Text("hi");
+  request.set_model("n");
+  const absl::Status status = Generate(request).status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("no decode worker serves model n now; models served now: m; " + words));
+}
+
+TEST_F(MisfitsTest, AWorkerThatDoesNotAnswerIsNamed) {
+  FakeWorker* const p = Prefill();
+  Decode();
+  StartRouter();
+  EXPECT_THAT(ListModels().unreachable(), IsEmpty());
+  const std::string address = p->address();
+  p->Kill();
+  ASSERT_TRUE(Eventually([&] { return !router_->registry().Unreachable().empty(); }));
+  EXPECT_THAT(ListModels().unreachable(), ElementsAre(HasSubstr("worker " + address + ": ")));
+}
+
+}  // namespace
+}  // namespace router
