@@ -7,6 +7,7 @@
 #include "ferry/v1/kv_transfer.grpc.pb.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
+#include "service/process.h"
 #include "spdlog/spdlog.h"
 
 namespace decode_worker {
@@ -69,19 +70,31 @@ void PeerLinks::RunConnections() {
     absl::Status status = absl::UnavailableError("the worker stops");
     if (!stopping) {
       status = transport_->Connect(connection.peer, connection.links, timeout_);
-      if (status.ok()) {
-        auto peer = std::make_shared<Peer>();
-        peer->epoch = connection.peer;
-        peer->stub = ferry::v1::KvTransfer::NewStub(service::MakeChannel(connection.address, tls_));
-        spdlog::info("prefill worker connected address={} epoch={} link={}", connection.address,
-                     connection.peer.ToHex(), transport_->LinkName(connection.peer));
-        lock.lock();
-        peers_[connection.address] = std::move(peer);
-        lock.unlock();
-      }
+      if (status.ok()) AddPeer(connection);
     }
     connection.done(status);
     lock.lock();
+  }
+}
+
+void PeerLinks::AddPeer(const Connection& connection) {
+  auto peer = std::make_shared<Peer>();
+  peer->epoch = connection.peer;
+  peer->stub = ferry::v1::KvTransfer::NewStub(service::MakeChannel(connection.address, tls_));
+  spdlog::info("peer linked peer={} epoch={} link={}", connection.address, connection.peer.ToHex(),
+               transport_->LinkName(connection.peer));
+  std::vector<kv_transfer::Epoch> known;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [epoch, other] : peers_) known.push_back(epoch);
+    peers_[connection.peer] = std::move(peer);
+  }
+  // Those that have gone meanwhile: the link of a process that died is lost.  Not under the lock,
+  // because this asks the transport's thread.
+  for (const kv_transfer::Epoch& epoch : known) {
+    if (epoch == connection.peer || !transport_->LinkName(epoch).empty()) continue;
+    std::lock_guard lock(mutex_);
+    peers_.erase(epoch);
   }
 }
 
@@ -89,11 +102,9 @@ void PeerLinks::NotifyAborted(const AbortNotice& notice) {
   auto call = std::make_shared<AbortCall>();
   {
     std::lock_guard lock(mutex_);
-    for (const auto& [address, peer] : peers_) {
-      if (peer->epoch == notice.sender) call->peer = peer;
-    }
+    if (const auto it = peers_.find(notice.sender); it != peers_.end()) call->peer = it->second;
   }
-  if (call->peer == nullptr) return;  // restarted: it knows nothing of the transfer
+  if (call->peer == nullptr) return;  // its process has ended: nobody sends any more
   call->request.mutable_key()->set_request_id(notice.request.request_id);
   call->request.mutable_key()->set_attempt(notice.request.attempt);
   call->request.set_transfer_id(reinterpret_cast<const char*>(notice.transfer_id.data()),
@@ -126,9 +137,9 @@ void PeerLinks::StartAbort(std::shared_ptr<AbortCall> call) {
         }
         if (again) return StartAbort(std::move(ended));
         if (!status.ok()) {
-          spdlog::warn("request_id={} abort not delivered to prefill worker {}: {}",
-                       ended->request.key().request_id(), ended->peer->epoch.ToHex(),
-                       status.error_message());
+          spdlog::warn("request_id={} abort not delivered epoch={} cause={}",
+                       service::LogValue(ended->request.key().request_id()),
+                       ended->peer->epoch.ToHex(), service::LogValue(status.error_message()));
         }
       });
 }

@@ -57,6 +57,7 @@ class PeerLinks final {
   struct Peer;  // channel and stub
   struct AbortCall;
   void RunConnections();
+  void AddPeer(const Connection& connection);
   void StartAbort(std::shared_ptr<AbortCall> call);
 
   kv_transfer::Transport* const transport_;
@@ -67,8 +68,9 @@ class PeerLinks final {
   std::mutex mutex_;  // guards everything below
   std::condition_variable changed_;
   std::deque<Connection> waiting_;
-  // Of the latest epoch at each address: a restarted peer replaces the one that was there.
-  absl::flat_hash_map<std::string, std::shared_ptr<Peer>> peers_;
+  // Those with a link.  Two processes may be known by one address, or have had it one after
+  // another.
+  absl::flat_hash_map<kv_transfer::Epoch, std::shared_ptr<Peer>> peers_;
   absl::flat_hash_map<AbortCall*, std::shared_ptr<AbortCall>> calls_;
   bool stopping_ = false;
 

@@ -13,7 +13,9 @@ void AddWorkerFlags(CLI::App& app, WorkerOptions* options) {
   };
   add("--listen", options->listen, "host:port of the gRPC server; port 0: any");
   add("--advertise", options->advertise,
-      "host:port by which other workers reach the gRPC server; empty: --listen, real port");
+      "host:port by which other workers call this one; empty: --listen with the real port, and on "
+      "all "
+      "interfaces the IP that its calls come from");
   add("--metrics_listen", options->metrics_listen, "host:port of http://.../metrics; port 0: any");
   add("--port_file", options->port_file, "file that receives grpc_port=N and metrics_port=N");
 

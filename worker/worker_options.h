@@ -18,7 +18,8 @@ namespace worker {
 
 struct WorkerOptions {
   std::string listen = "0.0.0.0:0";  // --listen host:port
-  std::string advertise;  // --advertise host:port peers use; empty: listen with the real port
+  std::string advertise;  // --advertise host:port peers use; empty: listen with the real port, and
+                          // the IP that peers see where it names all interfaces
   std::string metrics_listen = "0.0.0.0:0";  // --metrics_listen
   std::string port_file;                     // --port_file
   std::string model_name;                    // --model_name; empty: the checkpoint directory's name

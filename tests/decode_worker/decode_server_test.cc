@@ -124,12 +124,13 @@ class DecodeServerTest : public ::testing::Test {
   }
 
   std::string epoch() const { return server_->runtime().epoch.ToBytes(); }
-  ferry::v1::HandshakeRequest HandshakeRequest() {
+  ferry::v1::HandshakeRequest HandshakeRequest() { return HandshakeRequest(*prefill_); }
+  ferry::v1::HandshakeRequest HandshakeRequest(FakePrefill& prefill) {
     ferry::v1::HandshakeRequest request;
-    request.set_epoch(prefill_->epoch().ToBytes());
-    request.set_address(absl::StrCat("127.0.0.1:", recorder_server_->port()));
-    worker::FillLayoutRecord(prefill_->runtime(), request.mutable_layout());
-    for (const kv_transfer::LinkAddress& own : prefill_->runtime().transport->addresses()) {
+    request.set_epoch(prefill.epoch().ToBytes());
+    request.set_address(absl::StrCat(prefill_host_, ":", recorder_server_->port()));
+    worker::FillLayoutRecord(prefill.runtime(), request.mutable_layout());
+    for (const kv_transfer::LinkAddress& own : prefill.runtime().transport->addresses()) {
       ferry::v1::LinkAddress* link = request.add_links();
       link->set_kind(own.kind);
       link->set_host_id(own.host_id);
@@ -276,6 +277,7 @@ class DecodeServerTest : public ::testing::Test {
   FakeEngine* engine_ = nullptr;
   int32_t num_blocks_ = 0;
   AbortRecorder recorder_;
+  std::string prefill_host_ = "127.0.0.1";  // as the prefill worker tells it
   std::unique_ptr<service::GrpcServer> recorder_server_;
   std::unique_ptr<FakePrefill> prefill_;
   std::unique_ptr<DecodeServer> server_;
@@ -404,7 +406,7 @@ TEST_F(DecodeServerTest, TransferOverTheServices) {
   EXPECT_TRUE(WaitIdle());
 }
 
-TEST_F(DecodeServerTest, HandshakeComparesLayoutsInWords) {
+TEST_F(DecodeServerTest, HandshakeComparesLayoutsAndLinksInWords) {
   Start();
   StartPrefill();
   ferry::v1::HandshakeRequest wrong = HandshakeRequest();
@@ -412,7 +414,16 @@ TEST_F(DecodeServerTest, HandshakeComparesLayoutsInWords) {
   grpc::Status status = Handshake(wrong);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_EQ(status::Reason(status::FromGrpc(status)), status::kIncompatible);
-  EXPECT_THAT(status.error_message(), HasSubstr("17"));
+  EXPECT_THAT(status.error_message(),
+              HasSubstr(absl::StrCat("is 17 at prefill worker ", wrong.address(), " and ")));
+  wrong = HandshakeRequest();
+  wrong.mutable_links(0)->set_kind("tcp");
+  status = Handshake(wrong);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(status::Reason(status::FromGrpc(status)), status::kIncompatible);
+  EXPECT_THAT(status.error_message(),
+              HasSubstr(absl::StrCat("--links is tcp at prefill worker ", wrong.address(),
+                                     " and loopback at the decode worker")));
   wrong = HandshakeRequest();
   wrong.set_peer_epoch(std::string(16, 'x'));
   status = Handshake(wrong);
@@ -461,6 +472,26 @@ TEST_F(DecodeServerTest, BreakingTheStreamWhileReceivingTellsTheSenderEvenIfItFa
     context.TryCancel();
   });
   EXPECT_EQ(answer.status.error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(recorder_.WaitFor("r"));
+  EXPECT_TRUE(WaitIdle());
+}
+
+// Two prefill workers that listen on all interfaces of their hosts, on the same port, tell the same
+// address; they are two all the same, and each is called where its calls come from.
+TEST_F(DecodeServerTest, ASenderIsToldAlsoWhereAnotherOneTellsTheSameAddress) {
+  prefill_host_ = "[::]";
+  Start();
+  StartPrefill();
+  FakeEngineOptions fake;
+  FakePrefill other(CreateFakeEngine(fake), 64, network_);
+  ASSERT_TRUE(Handshake(HandshakeRequest(other)).ok());
+  const DecodeRequest request = RemoteRequest("r", 200, 30);
+  grpc::ClientContext context;
+  Read(context, request, [&] {
+    ferry::v1::ReserveResponse grant;
+    EXPECT_TRUE(Reserve(request, &grant).ok());
+    context.TryCancel();
+  });
   EXPECT_TRUE(recorder_.WaitFor("r"));
   EXPECT_TRUE(WaitIdle());
 }
