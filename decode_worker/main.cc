@@ -29,8 +29,10 @@
 #include "decode_worker/decode_server.h"
 #include "decode_worker/options.h"
 #include "prometheus/registry.h"
-#include "service/process.h"
 #include "service/command_line.h"
+#include "service/listen_address.h"
+#include "service/process.h"
+#include "service/startup.h"
 #include "spdlog/spdlog.h"
 #include "status/status_macros.h"
 #include "worker/worker_flags.h"
@@ -45,7 +47,6 @@ constexpr absl::Duration kDrainPoll = absl::Milliseconds(50);
 constexpr absl::Duration kHealthPoll = absl::Seconds(1);
 
 void Drain(decode_worker::DecodeServer& server, absl::Duration limit) {
-  spdlog::info("draining");
   server.StartDrain();
   const absl::Time until = absl::Now() + limit;
   while (!server.drained() && absl::Now() < until) {
@@ -56,8 +57,11 @@ void Drain(decode_worker::DecodeServer& server, absl::Duration limit) {
 absl::Status Serve(const decode_worker::DecodeOptions& options) {
   RETURN_IF_ERROR(service::InitLogging(kProcess, options.worker.log));
   RETURN_IF_ERROR(options.Validate());
-  ASSIGN_OR_RETURN(std::unique_ptr<worker::WorkerRuntime> runtime,
-                   worker::StartRuntime(options.worker));
+  std::unique_ptr<worker::WorkerRuntime> runtime;
+  {
+    const service::EndOnSignal starting;
+    ASSIGN_OR_RETURN(runtime, worker::StartRuntime(options.worker));
+  }
   auto registry = std::make_shared<prometheus::Registry>();
   ASSIGN_OR_RETURN(const std::unique_ptr<service::MetricsServer> metrics,
                    service::MetricsServer::Start(options.worker.metrics_listen, registry));
@@ -66,16 +70,23 @@ absl::Status Serve(const decode_worker::DecodeOptions& options) {
       decode_worker::DecodeServer::Start(options, std::move(runtime), std::move(registry)));
   RETURN_IF_ERROR(
       service::WritePortFile(options.worker.port_file, server->port(), metrics->port()));
-  spdlog::info("serving model={} port={} metrics_port={} role={} blocks={} epoch={}",
-               service::LogValue(server->runtime().model_name), server->port(), metrics->port(),
-               options.role_both ? "both" : "decode", server->runtime().pool->num_blocks() - 1,
-               server->runtime().epoch.ToHex());
+  ASSIGN_OR_RETURN(service::HostPort own, service::ParseListenAddress(options.worker.listen));
+  own.port = server->port();
+  spdlog::info("serving role={} address={} metrics_port={} model={} epoch={} blocks={}",
+               options.role_both ? "both" : "decode", own.ToString(), metrics->port(),
+               service::LogValue(server->runtime().model_name), server->runtime().epoch.ToHex(),
+               server->runtime().pool->num_blocks() - 1);
 
   absl::Status health;
-  while (health.ok() && service::WaitForTermination(kHealthPoll) == 0) {
+  int signal_number = 0;
+  while (health.ok() && (signal_number = service::WaitForTermination(kHealthPoll)) == 0) {
     health = server->scheduler().health();
   }
-  if (health.ok()) Drain(*server, options.worker.drain_limit);
+  if (health.ok()) {
+    spdlog::info("draining signal={} limit_s={}", signal_number,
+                 absl::ToDoubleSeconds(options.worker.drain_limit));
+    Drain(*server, options.worker.drain_limit);
+  }
   server->Stop();
   spdlog::info("stopped");
   return health;

@@ -1,13 +1,16 @@
 #include "kv_transfer/ucx_worker.h"
 
+#include <sys/statvfs.h>
 #include <ucs/debug/debug.h>
 #include <ucs/debug/log_def.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <set>
 #include <utility>
 
@@ -22,9 +25,20 @@
 namespace kv_transfer {
 namespace {
 
-absl::Status UcxError(const std::string& kind, const char* what, ucs_status_t status) {
+absl::Status UcxError(const std::string& kind, const std::string& what, ucs_status_t status) {
   return absl::UnavailableError(
       absl::StrCat("ucx ", kind, ": ", what, ": ", ucs_status_string(status)));
+}
+
+// UCX takes its buffers for shared memory from here when it is there, and from System V segments
+// when it is not.
+std::string SharedMemoryRoom() {
+  struct statvfs room {};
+  if (statvfs("/dev/shm", &room) != 0) return absl::StrCat("/dev/shm: ", std::strerror(errno));
+  const bool read_only = (room.f_flag & ST_RDONLY) != 0;
+  return absl::StrCat("/dev/shm ", read_only ? "is read-only and " : "", "has ",
+                      room.f_bavail * room.f_frsize,
+                      " bytes free, a process needs about 5000000; tcp needs none");
 }
 
 using Settings = std::vector<std::pair<const char*, std::string>>;
@@ -151,6 +165,9 @@ absl::Status UcxWorker::Init(const UcxOptions& options, const Handlers& handlers
   // Created on one thread and used on another, never on two at once.
   worker_params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   status = ucp_worker_create(context_, &worker_params, &worker_);
+  if (status != UCS_OK && kind == "shm") {
+    return UcxError(kind, absl::StrCat("creating a worker (", SharedMemoryRoom(), ")"), status);
+  }
   if (status != UCS_OK) return UcxError(kind, "creating a worker", status);
   status = ucp_worker_get_efd(worker_, &event_fd_);
   if (status != UCS_OK) return UcxError(kind, "getting its event descriptor", status);
@@ -190,11 +207,11 @@ absl::Status UcxWorker::Listen(const UcxOptions& options, const Handlers& handle
   const std::string where =
       absl::StrCat("listening on ", options.listen_ip, " port ", options.listen_port);
   ucs_status_t status = ucp_listener_create(worker_, &params, &listener_);
-  if (status != UCS_OK) return UcxError(address_.kind, where.c_str(), status);
+  if (status != UCS_OK) return UcxError(address_.kind, where, status);
   ucp_listener_attr_t attributes{};
   attributes.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
   status = ucp_listener_query(listener_, &attributes);
-  if (status != UCS_OK) return UcxError(address_.kind, where.c_str(), status);
+  if (status != UCS_OK) return UcxError(address_.kind, where, status);
   SocketAddress bound;
   bound.storage = attributes.sockaddr;
   address_.listener = ReachableName(bound);

@@ -28,6 +28,7 @@
 #include "service/grpc_server.h"
 #include "service/listen_address.h"
 #include "service/process.h"
+#include "service/startup.h"
 #include "spdlog/spdlog.h"
 #include "status/status_macros.h"
 #include "worker/kv_event_log.h"
@@ -49,8 +50,11 @@ constexpr absl::Duration kServerGrace = absl::Seconds(2);
 
 absl::Status Serve(const prefill_worker::PrefillOptions& options) {
   RETURN_IF_ERROR(options.Validate());
-  ASSIGN_OR_RETURN(const std::unique_ptr<worker::WorkerRuntime> runtime,
-                   worker::StartRuntime(options.worker));
+  std::unique_ptr<worker::WorkerRuntime> runtime;
+  {
+    const service::EndOnSignal starting;
+    ASSIGN_OR_RETURN(runtime, worker::StartRuntime(options.worker));
+  }
   auto registry = std::make_shared<prometheus::Registry>();
   worker::WorkerMetrics metrics(registry, *runtime);
   worker::KvEventLog events;
@@ -75,22 +79,17 @@ absl::Status Serve(const prefill_worker::PrefillOptions& options) {
   own.port = server->port();
   sender->SetOwnAddress(options.worker.advertise.empty() ? own.ToString()
                                                          : options.worker.advertise);
-  if (options.worker.advertise.empty() && (own.host == "0.0.0.0" || own.host == "::")) {
-    spdlog::warn("without --advertise only decode workers of this machine reach address={}",
-                 own.ToString());
-  }
   scheduler.Start();
   server->SetReady(true);
   RETURN_IF_ERROR(
       service::WritePortFile(options.worker.port_file, server->port(), metrics_server->port()));
-  spdlog::info(
-      "serving model={} address={} metrics_port={} epoch={} blocks={} "
-      "prefill_tokens_per_s={:.0f}",
-      service::LogValue(runtime->model_name), own.ToString(), metrics_server->port(),
-      runtime->epoch.ToHex(), runtime->pool->num_blocks() - 1, runtime->speed.prefill_tokens_per_s);
+  spdlog::info("serving role=prefill address={} metrics_port={} model={} epoch={} blocks={}",
+               own.ToString(), metrics_server->port(), service::LogValue(runtime->model_name),
+               runtime->epoch.ToHex(), runtime->pool->num_blocks() - 1);
 
-  service::WaitForTermination();
-  spdlog::info("draining");
+  const int signal_number = service::WaitForTermination();
+  spdlog::info("draining signal={} limit_s={}", signal_number,
+               absl::ToDoubleSeconds(options.worker.drain_limit));
   server->SetReady(false);
   scheduler.StartDrain();
   worker_service->NotifyLoadChanged();

@@ -27,13 +27,16 @@
 #include "CLI/CLI.hpp"
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "router/generate_service.h"
 #include "router/model_assets.h"
 #include "router/options.h"
 #include "router/router.h"
 #include "service/command_line.h"
 #include "service/grpc_server.h"
+#include "service/listen_address.h"
 #include "service/process.h"
+#include "service/startup.h"
 #include "status/status_macros.h"
 
 namespace {
@@ -89,6 +92,11 @@ bool Drain(router::Router& router, absl::Duration limit) {
 
 absl::Status Serve(const router::RouterOptions& options) {
   RETURN_IF_ERROR(options.Validate());
+  auto starting = std::make_unique<service::EndOnSignal>();
+  RETURN_IF_ERROR(service::CheckStart({.listen = options.listen,
+                                       .metrics_listen = options.metrics_listen,
+                                       .port_file = options.port_file,
+                                       .tls = options.tls}));
   std::vector<std::unique_ptr<router::ModelAssets>> models;
   for (const std::string& spec : options.model_assets) {
     ASSIGN_OR_RETURN(std::unique_ptr<router::ModelAssets> model, router::ModelAssets::Load(spec));
@@ -98,10 +106,12 @@ absl::Status Serve(const router::RouterOptions& options) {
             absl::StrCat("--model_assets: two models are named ", model->name));
       }
     }
-    spdlog::info("model={} vocab_size={} context_tokens={} tokenizer_hash={}", model->name,
-                 model->vocab_size, model->max_position_embeddings, model->tokenizer_hash);
+    spdlog::info("model loaded model={} vocab_size={} context_tokens={} tokenizer_hash={}",
+                 service::LogValue(model->name), model->vocab_size, model->max_position_embeddings,
+                 model->tokenizer_hash);
     models.push_back(std::move(model));
   }
+  starting.reset();
   const auto registry = std::make_shared<prometheus::Registry>();
   ASSIGN_OR_RETURN(const auto metrics_server,
                    service::MetricsServer::Start(options.metrics_listen, registry));
@@ -116,12 +126,16 @@ absl::Status Serve(const router::RouterOptions& options) {
   router.Start([&router, &server](bool ready) { server->SetReady(ready && !router.draining()); });
   RETURN_IF_ERROR(
       service::WritePortFile(options.port_file, server->port(), metrics_server->port()));
-  spdlog::info("listening=true port={} metrics_port={} workers={}", server->port(),
-               metrics_server->port(), options.workers.size());
+  ASSIGN_OR_RETURN(service::HostPort own, service::ParseListenAddress(options.listen));
+  own.port = server->port();
+  spdlog::info("serving role=router address={} metrics_port={} models={} workers={}",
+               own.ToString(), metrics_server->port(),
+               service::LogValue(absl::StrJoin(router.models().names(), ",")),
+               options.workers.size());
 
   const int signal_number = service::WaitForTermination();
   router.StartDrain();  // before the line below: whoever reads it may count on it
-  spdlog::info("stopping=true signal={} limit_s={}", signal_number,
+  spdlog::info("draining signal={} limit_s={}", signal_number,
                absl::ToDoubleSeconds(options.drain_limit));
   server->SetReady(false);
   if (!Drain(router, options.drain_limit)) {
@@ -129,7 +143,7 @@ absl::Status Serve(const router::RouterOptions& options) {
   }
   server->Shutdown(kShutdownGrace);
   router.Stop();
-  spdlog::info("stopped=true");
+  spdlog::info("stopped");
   return absl::OkStatus();
 }
 

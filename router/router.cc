@@ -106,7 +106,7 @@ void Router::OnWorkersChanged() {
   }
   if (ready == ready_) return;
   ready_ = ready;
-  spdlog::info("ready={}", ready);
+  spdlog::info(ready ? "ready" : "not ready");
   if (on_ready_ != nullptr) on_ready_(ready);
 }
 
@@ -146,7 +146,7 @@ void Router::Stop() {
     on_ready_ = nullptr;
   });
   if (!worker_calls_->WaitForNone(kLastCallbacks)) {
-    spdlog::warn("stopping=true: calls to workers have not ended");
+    spdlog::warn("calls to workers have not ended");
   }
   // What was posted by the last callbacks runs before the loop ends.
   loop_.Stop();

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
@@ -13,6 +14,7 @@
 #include "grpcpp/impl/server_builder_option.h"
 #include "grpcpp/impl/server_initializer.h"
 #include "service/listen_address.h"
+#include "status/grpc_status.h"
 #include "status/status_macros.h"
 
 namespace service {
@@ -178,6 +180,12 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   return server;
 }
 
+absl::Status CheckServerTls(const TlsOptions& tls) {
+  if (!tls.enabled() && tls.key_file.empty()) return absl::OkStatus();
+  // gRPC looks into the files only when a server is made of them.
+  return GrpcServer::Start("127.0.0.1:0", tls, {}).status();
+}
+
 GrpcServer::~GrpcServer() { Shutdown(absl::ZeroDuration()); }
 
 void GrpcServer::SetReady(bool ready) {
@@ -207,6 +215,24 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Tls
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxReconnectMs);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   return grpc::CreateCustomChannel(address, MakeChannelCredentials(tls), arguments);
+}
+
+absl::Status CallHealth(const std::string& address, const TlsOptions& tls, absl::Duration timeout) {
+  struct Call {  // lives until gRPC has done with it
+    grpc::ClientContext context;
+    const grpc::Slice none = grpc::Slice("");
+    const grpc::ByteBuffer request = grpc::ByteBuffer(&none, 1);
+    grpc::ByteBuffer response;
+    std::promise<grpc::Status> ended;
+  };
+  auto call = std::make_shared<Call>();
+  call->context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  std::future<grpc::Status> ended = call->ended.get_future();
+  grpc::GenericStub stub(MakeChannel(address, tls));
+  stub.UnaryCall(&call->context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
+                 &call->request, &call->response,
+                 [call](const grpc::Status& status) { call->ended.set_value(status); });
+  return status::FromGrpc(ended.get());
 }
 
 }  // namespace service

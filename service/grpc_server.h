@@ -35,6 +35,11 @@ struct TlsOptions {
   bool enabled() const { return !cert_file.empty() || !ca_file.empty(); }
 };
 
+// Whether a server can be started with these files: they can be read and used, and the key is
+// that of the certificate.
+// Errors: kInvalidArgument naming the file.
+absl::Status CheckServerTls(const TlsOptions& tls);
+
 class GrpcServer final {
  public:
   // Listens on `address` ("host:port"; port 0: any).  `services` must outlive the server.
@@ -62,6 +67,10 @@ class GrpcServer final {
 // A channel with keep-alive, the message limit and its own connection.  Never fails; calls on it
 // may.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const TlsOptions& tls);
+
+// Calls the health service of a server and waits for its answer.  Errors: kUnavailable or
+// kDeadlineExceeded with what gRPC says of the connection.
+absl::Status CallHealth(const std::string& address, const TlsOptions& tls, absl::Duration timeout);
 
 }  // namespace service
 

@@ -1,13 +1,17 @@
 #include "service/process.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <system_error>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "grpc/support/log.h"
 #include "service/log_format.h"
@@ -23,6 +27,11 @@ sigset_t TerminationSignals() {
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
   return set;
+}
+
+absl::Status PortFileError(const std::string& path, const std::string& cause) {
+  return absl::UnavailableError(
+      absl::StrCat("cannot write port file ", path, ": ", absl::AsciiStrToLower(cause)));
 }
 
 // gRPC's own messages take the same form; what it calls an error is mostly a peer's doing.
@@ -78,14 +87,25 @@ int WaitForTermination(absl::Duration timeout) {
 absl::Status WritePortFile(const std::string& path, int32_t grpc_port, int32_t metrics_port) {
   if (path.empty()) return absl::OkStatus();
   const std::string unfinished = path + ".tmp";
+  errno = 0;
   std::ofstream file(unfinished, std::ios::trunc);
   file << "grpc_port=" << grpc_port << "\nmetrics_port=" << metrics_port << "\n";
   file.close();
+  if (!file.good()) return PortFileError(path, std::generic_category().message(errno));
   std::error_code error;
-  if (file.good()) std::filesystem::rename(unfinished, path, error);
-  if (!file.good() || error) {
-    return absl::UnavailableError(absl::StrCat("cannot write port file ", path));
-  }
+  std::filesystem::rename(unfinished, path, error);
+  return error ? PortFileError(path, error.message()) : absl::OkStatus();
+}
+
+absl::Status CheckPortFile(const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) return PortFileError(path, "is a directory");
+  const std::string unfinished = path + ".tmp";
+  const int fd = open(unfinished.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  if (fd < 0) return PortFileError(path, std::generic_category().message(errno));
+  close(fd);
+  unlink(unfinished.c_str());
   return absl::OkStatus();
 }
 

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kv_transfer/ucx_transport.h"
-#include "service/listen_address.h"
+#include "service/startup.h"
 #include "status/status_macros.h"
 #include "tokenizer/tokenizer.h"
 #include "worker/speed_benchmark.h"
@@ -36,13 +36,21 @@ absl::StatusOr<int32_t> NumBlocks(const WorkerOptions& options, int64_t block_by
 absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions& options) {
   RETURN_IF_ERROR(options.Validate());
   // Said now, not after minutes of loading.
-  RETURN_IF_ERROR(service::CheckCanListen(options.listen));
-  RETURN_IF_ERROR(service::CheckCanListen(options.metrics_listen));
+  RETURN_IF_ERROR(service::CheckStart({.listen = options.listen,
+                                       .metrics_listen = options.metrics_listen,
+                                       .port_file = options.port_file,
+                                       .tls = options.tls}));
   auto runtime = std::make_unique<WorkerRuntime>();
   runtime->options = options;
   runtime->model_name =
       options.model_name.empty() ? DirectoryName(options.engine.model_dir) : options.model_name;
   runtime->epoch = kv_transfer::Epoch::Random();
+  kv_transfer::UcxOptions ucx;
+  ucx.epoch = runtime->epoch;
+  ucx.link_kinds = options.link_kinds();
+  ucx.listen_ip = options.data_ip;
+  ucx.listen_port = options.data_port;
+  ASSIGN_OR_RETURN(runtime->transport, kv_transfer::CreateUcxTransport(ucx));
   ASSIGN_OR_RETURN(runtime->engine, engine::Engine::Create(options.engine));
   runtime->tokenizer_hash = tokenizer::TokenizerHash(options.engine.model_dir);
   runtime->layout_fingerprint = engine::LayoutFingerprint(*runtime->engine, runtime->model_name);
@@ -59,12 +67,6 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions&
   runtime->pool = std::make_unique<engine::BlockPool>(num_blocks);
   runtime->hasher = std::make_unique<block_hash::BlockHasher>(options.hash_seed);
 
-  kv_transfer::UcxOptions ucx;
-  ucx.epoch = runtime->epoch;
-  ucx.link_kinds = options.link_kinds();
-  ucx.listen_ip = options.data_ip;
-  ucx.listen_port = options.data_port;
-  ASSIGN_OR_RETURN(runtime->transport, kv_transfer::CreateUcxTransport(ucx));
   RETURN_IF_ERROR(runtime->transport->Register(runtime->token_blocks->span()));
 
   ASSIGN_OR_RETURN(runtime->speed, MeasureSpeed(*runtime->engine, *runtime->pool));

@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 
 std::string Env(const char* name) { return std::getenv(name); }
 
-constexpr char kServing[] = " serving model=v3_odd address=127.0.0.1:";
+constexpr char kServing[] = " serving role=prefill address=127.0.0.1:";
 
 fakes::Program Prefill(std::vector<std::string> arguments) {
   return fakes::Program("ferry-prefill", std::move(arguments));
@@ -61,7 +61,7 @@ TEST(PrefillProcessTest, ServesWithARealTransportAndEndsOnSigterm) {
   while (reader->Read(&report)) draining |= report.state() == ferry::v1::WORKER_STATE_DRAINING;
   EXPECT_TRUE(draining);
   EXPECT_EQ(process.Wait(), 0) << process.said();
-  EXPECT_THAT(process.said(), HasSubstr("process=ferry-prefill serving model=v3_odd"));
+  EXPECT_THAT(process.said(), HasSubstr(" model=v3_odd epoch="));
 }
 
 TEST(PrefillProcessTest, AWrongCheckpointIsOneSentence) {

@@ -28,6 +28,14 @@ fakes::Program Router(std::vector<std::string> arguments) {
   return fakes::Program("ferry-router", std::move(arguments));
 }
 
+// The line that says so may come after "ready".
+int Port(fakes::Program& process) {
+  constexpr char kServing[] = " serving role=router address=127.0.0.1:";
+  return process.ReadUntil(kServing) && process.ReadUntil(" metrics_port=")
+             ? process.Number(kServing)
+             : -1;
+}
+
 class RouterProcessTest : public testing::Test {
  protected:
   RouterProcessTest() {
@@ -52,10 +60,9 @@ TEST_F(RouterProcessTest, SigtermLetsRunningRequestsFinishAndExitsWithZero) {
     open = call;
   };
   fakes::Program process = Router(Flags(worker.address()));
-  ASSERT_TRUE(process.ReadUntil("listening=true port="));
-  ASSERT_TRUE(process.ReadUntil("ready=true"));
+  ASSERT_TRUE(process.ReadUntil("process=ferry-router ready\n"));
   const auto stub = ferry::v1::Inference::NewStub(
-      service::MakeChannel(absl::StrCat("127.0.0.1:", process.Number("listening=true port=")), {}));
+      service::MakeChannel(absl::StrCat("127.0.0.1:", Port(process)), {}));
   grpc::ClientContext context;
   ferry::v1::GenerateRequest request;
   request.set_text("hi");
@@ -63,7 +70,7 @@ TEST_F(RouterProcessTest, SigtermLetsRunningRequestsFinishAndExitsWithZero) {
   ferry::v1::GenerateResponse message;
   ASSERT_TRUE(reader->Read(&message));
   process.Signal(SIGTERM);
-  ASSERT_TRUE(process.ReadUntil("stopping=true"));
+  ASSERT_TRUE(process.ReadUntil("draining signal="));
   grpc::ClientContext late_context;
   const auto late = stub->Generate(&late_context, request);
   EXPECT_FALSE(late->Read(&message));
@@ -74,7 +81,7 @@ TEST_F(RouterProcessTest, SigtermLetsRunningRequestsFinishAndExitsWithZero) {
   EXPECT_EQ(text, "b");
   EXPECT_TRUE(reader->Finish().ok());
   EXPECT_EQ(process.Wait(), 0) << process.said();
-  EXPECT_THAT(process.said(), HasSubstr("stopped=true"));
+  EXPECT_THAT(process.said(), HasSubstr("process=ferry-router stopped\n"));
 }
 
 TEST_F(RouterProcessTest, TheDrainLimitEndsWhatStillRuns) {
@@ -83,10 +90,9 @@ TEST_F(RouterProcessTest, TheDrainLimitEndsWhatStillRuns) {
   auto flags = Flags(worker.address());
   flags.push_back("--drain_limit_s=0.1");
   fakes::Program process = Router(flags);
-  ASSERT_TRUE(process.ReadUntil("ready=true"));
-  ASSERT_TRUE(process.ReadUntil("listening=true port="));
+  ASSERT_TRUE(process.ReadUntil("process=ferry-router ready\n"));
   const auto stub = ferry::v1::Inference::NewStub(
-      service::MakeChannel(absl::StrCat("127.0.0.1:", process.Number("listening=true port=")), {}));
+      service::MakeChannel(absl::StrCat("127.0.0.1:", Port(process)), {}));
   grpc::ClientContext context;
   ferry::v1::GenerateRequest request;
   request.set_text("hi");
@@ -105,10 +111,9 @@ TEST_F(RouterProcessTest, ASecondSignalEndsWhatStillRuns) {
   fakes::FakeWorker worker({}, &directory_);
   worker.on_decode = [](std::shared_ptr<fakes::DecodeCall> call) { call->Accept(); };
   fakes::Program process = Router(Flags(worker.address()));  // its drain limit is two minutes
-  ASSERT_TRUE(process.ReadUntil("ready=true"));
-  ASSERT_TRUE(process.ReadUntil("listening=true port="));
+  ASSERT_TRUE(process.ReadUntil("process=ferry-router ready\n"));
   const auto stub = ferry::v1::Inference::NewStub(
-      service::MakeChannel(absl::StrCat("127.0.0.1:", process.Number("listening=true port=")), {}));
+      service::MakeChannel(absl::StrCat("127.0.0.1:", Port(process)), {}));
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
   ferry::v1::GenerateRequest request;
@@ -116,7 +121,7 @@ TEST_F(RouterProcessTest, ASecondSignalEndsWhatStillRuns) {
   const auto reader = stub->Generate(&context, request);
   ASSERT_TRUE(worker.WaitFor([&] { return worker.decodes().size() == 1; }));
   process.Signal(SIGTERM);
-  ASSERT_TRUE(process.ReadUntil("stopping=true"));
+  ASSERT_TRUE(process.ReadUntil("draining signal="));
   process.Signal(SIGTERM);
   ferry::v1::GenerateResponse message;
   EXPECT_FALSE(reader->Read(&message));
