@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "ferry/v1/worker.pb.h"
+#include "service/process.h"
 #include "spdlog/spdlog.h"
 #include "status/check.h"
 #include "status/grpc_status.h"
@@ -119,7 +120,8 @@ void DecodeScheduler::Run() {
       if (step.ok()) {
         worked = *step;
       } else {
-        spdlog::error("engine broken: {}", std::string(step.status().message()));
+        spdlog::error("engine failed cause={}",
+                      service::LogValue(std::string(step.status().message())));
         {
           std::lock_guard lock(shared_mutex_);
           health_ = step.status();
@@ -339,13 +341,13 @@ void DecodeScheduler::EndRequest(Request& request, const absl::Status& status) {
   metrics_->CountRequest(status);
   metrics_->CountGeneratedTokens(static_cast<int32_t>(request.usage.output_tokens));
   spdlog::info(
-      "request_id={} attempt={} prompt_tokens={} output_tokens={} cached_tokens={} "
-      "computed_tokens={} kv_bytes={} wait_ms={:.1f} ttft_ms={:.1f} total_ms={:.1f} status={}{}",
-      request.spec.id.request_id, request.spec.id.attempt, request.spec.tokens.size(),
-      request.usage.output_tokens, request.usage.cached_tokens, request.usage.computed_tokens,
-      request.usage.kv_bytes_received, request.usage.wait_ms, ttft_ms, total_ms,
-      absl::StatusCodeToString(status.code()),
-      status.ok() ? "" : absl::StrCat(" message=\"", why, "\""));
+      "request_id={} attempt={} status={} prompt_tokens={} output_tokens={} cached_tokens={} "
+      "computed_tokens={} kv_bytes={} wait_ms={:.1f} ttft_ms={:.1f} total_ms={:.1f}{}",
+      service::LogValue(request.spec.id.request_id), request.spec.id.attempt,
+      status::CodeName(status.code()), request.spec.tokens.size(), request.usage.output_tokens,
+      request.usage.cached_tokens, request.usage.computed_tokens, request.usage.kv_bytes_received,
+      request.usage.wait_ms, ttft_ms, total_ms,
+      status.ok() ? "" : absl::StrCat(" cause=", service::LogValue(why)));
   ForgetLive(request.spec.id);
   Publish();
   request.sink->OnEnd(status, request.usage);

@@ -133,8 +133,7 @@ void PeerLinks::Fence(const kv_transfer::Epoch& peer) {
   Drop(peer);
   Enqueue([this, peer] {
     const absl::Status status = runtime_->transport->Fence(peer, kFenceTry);
-    spdlog::warn("peer fenced epoch={} result={}", peer.ToHex(),
-                 service::LogValue(status.ToString()));
+    spdlog::warn("peer fenced epoch={} status={}", peer.ToHex(), status::CodeName(status.code()));
     // Until it has worked the source blocks stay untouched.
     if (!status.ok()) Fence(peer);
   });

@@ -179,7 +179,7 @@ void PrefillScheduler::Hold(Request& request, const absl::Status& cause) {
   if (request.held) return;
   request.held = true;
   request.sink->Held(options_.worker.kv_lease, std::string(cause.message()));
-  spdlog::info("request_id={} attempt={} blocks held blocks={} cause={}",
+  spdlog::info("request_id={} attempt={} held blocks={} cause={}",
                service::LogValue(request.id.request_id), request.id.attempt,
                request.seq.blocks.size(), service::LogValue(std::string(cause.message())));
 }
@@ -211,15 +211,16 @@ void PrefillScheduler::Finish(Request& request) {
   spdlog::info(
       "request_id={} attempt={} status={} prompt_tokens={} cached_tokens={} collected_tokens={} "
       "kv_blocks={} kv_bytes={} link={} queue_ms={:.1f} compute_ms={:.1f} transfer_ms={:.1f} "
-      "total_ms={:.1f} cause={}",
-      service::LogValue(request.id.request_id), request.id.attempt, worker::StatusLabel(verdict),
-      request.num_tokens(), request.cached_tokens, request.num_collected, result.num_blocks,
-      result.num_bytes, service::LogValue(result.link),
+      "total_ms={:.1f}{}",
+      service::LogValue(request.id.request_id), request.id.attempt,
+      status::CodeName(verdict.code()), request.num_tokens(), request.cached_tokens,
+      request.num_collected, result.num_blocks, result.num_bytes, service::LogValue(result.link),
       Ms((request.started ? request.start_time : now) - request.arrived),
       Ms(request.started ? std::min(request.computed_time, now) - request.start_time
                          : absl::ZeroDuration()),
       Ms(result.duration), Ms(now - request.arrived),
-      service::LogValue(std::string(verdict.message())));
+      verdict.ok() ? ""
+                   : absl::StrCat(" cause=", service::LogValue(std::string(verdict.message()))));
 
   const auto [newest, added] = ended_.emplace(request.id.request_id, 0);
   newest->second = std::max({newest->second, request.id.attempt, request.send_id.attempt});

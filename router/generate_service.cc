@@ -164,11 +164,10 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 
   // Ends a call that has not become a Generation.  Any thread.
   void Reject(const std::string& request_id, const absl::Status& status) {
-    spdlog::info("request_id={} status={} phase=new error={}",
+    spdlog::info("request_id={} status={} phase=new cause={}",
                  request_id.empty() ? "-" : service::LogValue(request_id),
-                 absl::StatusCodeToString(status.code()),
-                 service::LogValue(std::string(status.message())));
-    router_->metrics()->CountRejected(absl::StatusCodeToString(status.code()));
+                 status::CodeName(status.code()), service::LogValue(std::string(status.message())));
+    router_->metrics()->CountRejected(status::CodeName(status.code()));
     router_->loop()->Post([self = shared_from_this(), status] { self->Finish(status); });
   }
 

@@ -300,15 +300,16 @@ void Generation::FailTry(Leg leg, const absl::Status& error) {
                                     decode_epoch_, std::string(error.message()));
   const RetryVerdict verdict =
       misfit ? RetryVerdict{.retry = true} : DecideRetry(error, context_.max_attempts, &failures_);
-  spdlog::warn("request_id={} attempt={} failed_at={} worker={} phase={} retry={} error={}",
-               prepared_.request_id, attempt_, leg == Leg::kDecode ? "decode" : "prefill",
-               leg == Leg::kDecode ? decode_address_ : prefill_address_, PhaseName(phase_),
-               verdict.retry, service::LogValue(error.ToString()));
+  spdlog::warn(
+      "request_id={} attempt={} failed_at={} worker={} phase={} retry={} status={} cause={}",
+      prepared_.request_id, attempt_, leg == Leg::kDecode ? "decode" : "prefill",
+      leg == Leg::kDecode ? decode_address_ : prefill_address_, PhaseName(phase_), verdict.retry,
+      status::CodeName(error.code()), service::LogValue(std::string(error.message())));
   if (!verdict.retry) {
     End(FinalStatus(error, static_cast<int32_t>(attempt_)));
     return;
   }
-  context_.metrics->CountRetry(absl::StatusCodeToString(error.code()));
+  context_.metrics->CountRetry(status::CodeName(error.code()));
   context_.loop->CancelTimer(std::exchange(accept_timer_, 0));
   if (!misfit) {
     Avoid(leg, verdict.same_worker_back_off);
@@ -354,21 +355,20 @@ void Generation::End(const absl::Status& status) {
     context_.loop->CancelTimer(std::exchange(*timer, 0));
   }
   context_.dispatcher->Leave(this);
-  const std::string reason = status.ok() ? "done" : absl::StatusCodeToString(status.code());
+  const std::string reason = status.ok() ? "done" : status::CodeName(status.code());
   CloseDecode(reason);
   ClosePrefill(reason);
   client_->Finish(status);
 
   const absl::Time now = EventLoop::Now();
-  RouterMetrics::Ended ended = {
-      .model = prepared_.model->name,
-      .route = attempt_ == 0        ? "none"
-               : placement_.local() ? "local"
-                                    : "remote",
-      .outcome = status.ok() ? "ok" : absl::StatusCodeToString(status.code()),
-      .prompt_tokens = static_cast<int64_t>(prepared_.tokens.size()),
-      .completion_tokens = output_tokens_,
-      .total = now - prepared_.arrival};
+  RouterMetrics::Ended ended = {.model = prepared_.model->name,
+                                .route = attempt_ == 0        ? "none"
+                                         : placement_.local() ? "local"
+                                                              : "remote",
+                                .outcome = status::CodeName(status.code()),
+                                .prompt_tokens = static_cast<int64_t>(prepared_.tokens.size()),
+                                .completion_tokens = output_tokens_,
+                                .total = now - prepared_.arrival};
   if (prefill_done_ != nullptr) {
     ended.cached_tokens = prefill_done_->cached_tokens();
   } else if (placement_.local() && decode_done_ != nullptr) {
@@ -376,9 +376,10 @@ void Generation::End(const absl::Status& status) {
   }
   if (first_token_at_ != absl::InfinitePast()) {
     ended.ttft = first_token_at_ - prepared_.arrival;
-    const int64_t further = output_tokens_ / static_cast<int64_t>(branches_.size()) - 1;
-    if (further > 0) ended.tpot = (last_token_at_ - first_token_at_) / further;
-    context_.metrics->ObserveStage("decode", last_token_at_ - first_token_at_);
+    if (further_tokens_ > 0) {
+      ended.tpot = DecodeTime() * static_cast<int64_t>(branches_.size()) / further_tokens_;
+    }
+    context_.metrics->ObserveStage("decode", DecodeTime());
   }
   context_.metrics->RequestEnded(ended);
   on_ended_(this);

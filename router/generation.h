@@ -118,6 +118,8 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   void End(const absl::Status& status);
   void LogEnd(const absl::Status& status) const;
   absl::Duration Since(absl::Time from) const { return EventLoop::Now() - from; }
+  // First token .. last token.  REQUIRES: there is one.
+  absl::Duration DecodeTime() const;
 
   const GenerationContext context_;
   const PreparedRequest prepared_;
@@ -140,7 +142,8 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   std::vector<Branch> branches_;
   int32_t open_branches_ = 0;
   int64_t output_tokens_ = 0;
-  bool paused_ = false;  // the client is slow: the decode stream is not read on
+  int64_t further_tokens_ = 0;  // of these: after the first message of their branch
+  bool paused_ = false;         // the client is slow: the decode stream is not read on
   std::unique_ptr<ferry::v1::PrefillDone> prefill_done_;
   std::unique_ptr<ferry::v1::DecodeDone> decode_done_;
 
@@ -148,7 +151,7 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   absl::Time queued_at_;
   absl::Time placed_at_ = absl::InfinitePast();
   absl::Time first_token_at_ = absl::InfinitePast();
-  absl::Time last_token_at_ = absl::InfinitePast();
+  absl::Time last_token_at_ = absl::InfinitePast();  // or when the client was slow: for WatchIdle
   absl::Duration queue_time_ = absl::ZeroDuration();
 
   EventLoop::TimerId deadline_timer_ = 0;

@@ -13,6 +13,7 @@
 #include "ferry/v1/worker.pb.h"
 #include "router/generation.h"
 #include "service/process.h"
+#include "status/grpc_status.h"
 
 namespace router {
 namespace {
@@ -73,9 +74,8 @@ void Generation::OnDecodeTokens(const ferry::v1::DecodeTokens& tokens) {
   Branch& branch = branches_[tokens.branch()];
   branch.ended_by_worker = branch.ended_by_worker || ended;
   if (!branch.finished) {
-    if (branch.last_token != absl::InfinitePast()) {
-      context_.metrics->ObserveTokenGap(now - branch.last_token);
-    }
+    const bool is_first = branch.last_token == absl::InfinitePast();
+    if (!is_first) context_.metrics->ObserveTokenGap(now - branch.last_token);
     branch.last_token = now;
     const TextStream::Piece piece = branch.text.Add(
         tokens.token_ids(), ended, tokens.finish_reason() == ferry::v1::FINISH_REASON_STOP);
@@ -88,6 +88,7 @@ void Generation::OnDecodeTokens(const ferry::v1::DecodeTokens& tokens) {
       NameTokens(prepared_.model->tokenizer.get(), message.mutable_logprobs(i));
     }
     output_tokens_ += piece.num_tokens;
+    if (!is_first) further_tokens_ += piece.num_tokens;
     if (piece.stopped || ended) {
       message.set_finish_reason(piece.stopped ? ferry::v1::FINISH_REASON_STOP
                                               : tokens.finish_reason());
@@ -182,8 +183,16 @@ void Generation::WriteSummary() {
   summary.set_total_ms(Milliseconds(now - prepared_.arrival));
   summary.set_attempts(attempt_);
   summary.set_seed(prepared_.spec->sampling().seed());
+  summary.set_further_tokens(further_tokens_);
+  summary.set_decode_ms(Milliseconds(DecodeTime()));
   client_->Write(message);
   End(absl::OkStatus());
+}
+
+absl::Duration Generation::DecodeTime() const {
+  absl::Time last = first_token_at_;
+  for (const Branch& branch : branches_) last = std::max(last, branch.last_token);
+  return last - first_token_at_;
 }
 
 void Generation::LogEnd(const absl::Status& status) const {
@@ -191,11 +200,11 @@ void Generation::LogEnd(const absl::Status& status) const {
   const bool has_token = first_token_at_ != absl::InfinitePast();
   spdlog::info(
       "request_id={} model={} status={} phase={} prompt_tokens={} output_tokens={} n={} "
-      "attempts={} "
-      "prefill_worker={} decode_worker={} kv_bytes={} queue_ms={:.1f}{} total_ms={:.1f}{}",
+      "attempts={} prefill_worker={} decode_worker={} kv_bytes={} queue_ms={:.1f}{} "
+      "total_ms={:.1f}{}",
       prepared_.request_id, service::LogValue(prepared_.model->name),
-      absl::StatusCodeToString(status.code()), PhaseName(phase_), prepared_.tokens.size(),
-      output_tokens_, branches_.size(), attempt_,
+      status::CodeName(status.code()), PhaseName(phase_), prepared_.tokens.size(), output_tokens_,
+      branches_.size(), attempt_,
       attempt_ > 0 && placement_.local() ? "local" : OrDash(prefill_address_),
       OrDash(decode_address_), prefill_done_ != nullptr ? prefill_done_->kv_bytes() : 0,
       Milliseconds(queue_time_),
@@ -203,7 +212,7 @@ void Generation::LogEnd(const absl::Status& status) const {
           ? absl::StrFormat(" ttft_ms=%.1f", Milliseconds(first_token_at_ - prepared_.arrival))
           : "",
       Milliseconds(now - prepared_.arrival),
-      status.ok() ? "" : " error=" + service::LogValue(std::string(status.message())));
+      status.ok() ? "" : " cause=" + service::LogValue(std::string(status.message())));
 }
 
 }  // namespace router

@@ -27,7 +27,7 @@ class RouterMetrics {
   struct Ended {
     std::string model;
     std::string route;    // "remote", "local", "none"
-    std::string outcome;  // "ok" or the status code's name
+    std::string outcome;  // status::CodeName
     int64_t prompt_tokens = 0;
     int64_t completion_tokens = 0;
     int64_t cached_tokens = 0;

@@ -160,8 +160,8 @@ void WorkerLink::CloseStreams() {
 void WorkerLink::SetState(LinkState state) {
   if (state_ == state) return;
   spdlog::info("worker={} state={} was={} role={} model={} epoch={}", options_.address,
-               LinkStateName(state), LinkStateName(state_), LinkRoleName(facts_.role), facts_.model,
-               absl::BytesToHexString(facts_.epoch));
+               LinkStateName(state), LinkStateName(state_), LinkRoleName(facts_.role),
+               service::LogValue(facts_.model), absl::BytesToHexString(facts_.epoch));
   state_ = state;
 }
 
@@ -210,7 +210,7 @@ void WorkerLink::OnInfo(absl::StatusOr<ferry::v1::WorkerInfo> info) {
   if (facts_.hash_seed == options_.hash_seed) {
     OpenKvEvents();
   } else {
-    spdlog::warn("worker={} hash_seed={} ours={}: its cached blocks are not used for routing",
+    spdlog::warn("worker={} cached blocks not used for routing hash_seed={} ours={}",
                  options_.address, facts_.hash_seed, options_.hash_seed);
   }
   heartbeat_timer_ = loop_->After(options_.heartbeat, [this] { CheckHeartbeat(); });
@@ -241,8 +241,8 @@ void WorkerLink::OpenKvEvents() {
       request, {.on_message = [this](const ferry::v1::KvEventFrame& frame) { OnKvFrame(frame); },
                 .on_end =
                     [this](const absl::Status& status) {
-                      spdlog::debug("worker={} kv_events_ended={}", options_.address,
-                                    service::LogValue(status.ToString()));
+                      spdlog::debug("worker={} cache events ended cause={}", options_.address,
+                                    service::LogValue(std::string(status.message())));
                       // Load and life are WatchLoad's; without this stream the view only grows
                       // stale.
                       kv_timer_ = loop_->After(options_.heartbeat, [this] { OpenKvEvents(); });
@@ -255,7 +255,7 @@ void WorkerLink::OnKvFrame(const ferry::v1::KvEventFrame& frame) {
       kv_stream_->ReadNext();
       return;
     case PrefixIndex::Applied::kGap:
-      spdlog::warn("worker={} kv_events_gap=true expected_seq={} seq={}", options_.address,
+      spdlog::warn("worker={} cache events missing expected_seq={} seq={}", options_.address,
                    index_->next_seq(slot_), frame.seq());
       // Ask again from what is missing: a replay or a snapshot comes.  Not at once, so that a
       // worker that skips every time does not keep us busy.
@@ -276,7 +276,8 @@ void WorkerLink::Suspect() {
 
 void WorkerLink::Broken(const absl::Status& cause) {
   if (stopped_) return;
-  spdlog::debug("worker={} broken={}", options_.address, service::LogValue(cause.ToString()));
+  spdlog::debug("worker={} broken cause={}", options_.address,
+                service::LogValue(std::string(cause.message())));
   if (state_ != LinkState::kDead) SetState(LinkState::kSuspect);
   listener_->OnWorkerChanged(this);
   // Who is there now?  Not from inside a callback of the stream that Connect closes.

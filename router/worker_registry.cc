@@ -208,7 +208,8 @@ void WorkerRegistry::OnLoadReport(WorkerLink* link) {
 
 void WorkerRegistry::OnWorkerLost(WorkerLink* link, const std::string& epoch,
                                   const absl::Status& cause) {
-  spdlog::warn("worker={} lost={}", link->address(), service::LogValue(cause.ToString()));
+  spdlog::warn("worker={} lost cause={}", link->address(),
+               service::LogValue(std::string(cause.message())));
   on_lost_(link->slot(), epoch, cause);
 }
 

@@ -1,5 +1,6 @@
 #include "status/grpc_status.h"
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/cord.h"
 #include "ferry/v1/error.pb.h"
 
@@ -29,6 +30,10 @@ absl::Status WithReason(absl::Status status, std::string_view reason) {
 std::string Reason(const absl::Status& status) {
   const auto payload = status.GetPayload(kReasonUrl);
   return payload.has_value() ? std::string(*payload) : "";
+}
+
+std::string CodeName(absl::StatusCode code) {
+  return absl::AsciiStrToLower(absl::StatusCodeToString(code));
 }
 
 grpc::Status ToGrpc(const absl::Status& status) {

@@ -18,10 +18,10 @@ namespace status {
 inline constexpr char kReasonUrl[] = "ferry/reason";
 
 // Reasons the router acts on (ErrorInfo.reason).
-inline constexpr char kStaleEpoch[] = "STALE_EPOCH";          // the receiver has restarted
-inline constexpr char kStaleAttempt[] = "STALE_ATTEMPT";      // a newer attempt of the request exists
-inline constexpr char kIncompatible[] = "INCOMPATIBLE";       // cache layouts differ; never retried
-inline constexpr char kDraining[] = "DRAINING";               // the worker is going away
+inline constexpr char kStaleEpoch[] = "STALE_EPOCH";      // the receiver has restarted
+inline constexpr char kStaleAttempt[] = "STALE_ATTEMPT";  // a newer attempt of the request exists
+inline constexpr char kIncompatible[] = "INCOMPATIBLE";   // cache layouts differ; never retried
+inline constexpr char kDraining[] = "DRAINING";           // the worker is going away
 inline constexpr char kQueueFull[] = "QUEUE_FULL";
 inline constexpr char kDeadline[] = "DEADLINE_UNREACHABLE";
 
@@ -30,6 +30,9 @@ absl::Status WithReason(absl::Status status, std::string_view reason);
 
 // The reason that `status` carries, or "".
 std::string Reason(const absl::Status& status);
+
+// "ok", "unavailable", "failed_precondition": what logs and metric labels call a code.
+std::string CodeName(absl::StatusCode code);
 
 grpc::Status ToGrpc(const absl::Status& status);
 absl::Status FromGrpc(const grpc::Status& status);

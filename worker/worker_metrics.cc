@@ -1,12 +1,12 @@
 #include "worker/worker_metrics.h"
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "ferry/v1/worker.pb.h"
 #include "prometheus/counter.h"
 #include "prometheus/gauge.h"
 #include "prometheus/histogram.h"
 #include "prometheus/registry.h"
+#include "status/grpc_status.h"
 #include "worker/worker_runtime.h"
 
 namespace worker {
@@ -145,13 +145,13 @@ void WorkerMetrics::ObserveTransfer(absl::Duration duration, uint64_t bytes) {
 }
 
 void WorkerMetrics::CountTransferFailure(const absl::Status& why) {
-  impl_->transfer_failures.Add({{"reason", StatusLabel(why)}}).Increment();
+  impl_->transfer_failures.Add({{"reason", status::CodeName(why.code())}}).Increment();
 }
 
 void WorkerMetrics::SetTransfersInFlight(int32_t count) { impl_->inflight.Set(count); }
 
 void WorkerMetrics::CountHandshake(const absl::Status& result) {
-  impl_->handshakes.Add({{"result", StatusLabel(result)}}).Increment();
+  impl_->handshakes.Add({{"result", status::CodeName(result.code())}}).Increment();
 }
 
 void WorkerMetrics::CountLateEvent(const std::string& kind) {
@@ -159,7 +159,7 @@ void WorkerMetrics::CountLateEvent(const std::string& kind) {
 }
 
 void WorkerMetrics::CountRequest(const absl::Status& result) {
-  impl_->requests.Add({{"status", StatusLabel(result)}}).Increment();
+  impl_->requests.Add({{"status", status::CodeName(result.code())}}).Increment();
 }
 
 void WorkerMetrics::CountPromptTokens(int32_t computed, int32_t cached, int32_t transferred) {
@@ -178,10 +178,6 @@ void FillBlockCounts(const BlockCounts& counts, ferry::v1::KvBlockCounts* out) {
   out->set_reserved(counts.reserved);
   out->set_held(counts.held);
   out->set_quarantined(counts.quarantined);
-}
-
-std::string StatusLabel(const absl::Status& status) {
-  return absl::AsciiStrToLower(absl::StatusCodeToString(status.code()));
 }
 
 }  // namespace worker

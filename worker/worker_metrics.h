@@ -67,9 +67,6 @@ class WorkerMetrics final {
   std::unique_ptr<Impl> impl_;
 };
 
-// "ok", "invalid_argument", ...: what labels of status codes look like.
-std::string StatusLabel(const absl::Status& status);
-
 }  // namespace worker
 
 #endif  // WORKER_WORKER_METRICS_H_
