@@ -41,7 +41,7 @@ struct Options {
 // What one request's user saw.
 struct Measured {
   double ttft_ms = 0;
-  double tpot_ms = 0;  // per token after the first; 0 with a single one
+  double tpot_ms = 0;  // per token after the first message; 0 without any
   double total_ms = 0;
   uint32_t num_tokens = 0;
 };
@@ -76,18 +76,23 @@ absl::StatusOr<Measured> RunOne(ferry::Client& client, const ferry::v1::Generate
   Measured measured;
   const absl::Time start = absl::Now();
   absl::Time first, last;
+  uint32_t first_tokens = 0;  // of the first message; the time per token is that of the others
   RETURN_IF_ERROR(client.Generate(request, [&](const ferry::v1::GenerateResponse& response) {
     if (response.token_ids().empty()) return true;
     last = absl::Now();
-    if (measured.num_tokens == 0) first = last;
+    if (measured.num_tokens == 0) {
+      first = last;
+      first_tokens = response.token_ids_size();
+    }
     measured.num_tokens += response.token_ids_size();
     return true;
   }));
   measured.total_ms = absl::ToDoubleMilliseconds(absl::Now() - start);
   if (measured.num_tokens == 0) return absl::DataLossError("the stream had no tokens");
   measured.ttft_ms = absl::ToDoubleMilliseconds(first - start);
-  if (measured.num_tokens > 1) {
-    measured.tpot_ms = absl::ToDoubleMilliseconds(last - first) / (measured.num_tokens - 1);
+  if (measured.num_tokens > first_tokens) {
+    measured.tpot_ms =
+        absl::ToDoubleMilliseconds(last - first) / (measured.num_tokens - first_tokens);
   }
   return measured;
 }

@@ -62,15 +62,12 @@ std::string DescribeSummary(const ferry::v1::GenerateSummary& s, const std::stri
     absl::StrAppendFormat(&out, "%scache moved: nothing%s\n", indent,
                           local ? "" : ", the decode worker had it");
   }
-  // The first token has its own time; the rate is that of the others.
-  const double decode_ms = s.total_ms() - s.ttft_ms();
-  absl::StrAppendFormat(&out, "%sfirst token after %.1f ms, total %.1f ms", indent, s.ttft_ms(),
-                        s.total_ms());
-  if (s.completion_tokens() > 1 && decode_ms > 0) {
-    absl::StrAppendFormat(&out, ", %.1f tokens/s",
-                          (s.completion_tokens() - 1) * 1000.0 / decode_ms);
+  absl::StrAppendFormat(&out, "%sfirst token after %.1f ms", indent, s.ttft_ms());
+  if (s.further_tokens() > 0 && s.decode_ms() > 0) {
+    absl::StrAppendFormat(&out, ", then %u in %.1f ms (%.1f tokens/s)", s.further_tokens(),
+                          s.decode_ms(), s.further_tokens() * 1000.0 / s.decode_ms());
   }
-  absl::StrAppendFormat(&out, ", seed %u\n", s.seed());
+  absl::StrAppendFormat(&out, ", total %.1f ms, seed %u\n", s.total_ms(), s.seed());
   return out;
 }
 

@@ -44,8 +44,9 @@ class GenerationPrinter final {
   std::map<uint32_t, Branch> branches_;
 };
 
-// What happened to the request, in a few lines that each begin with `indent`.  Addresses found in
-// `names_by_address` are shown by name.
+// What happened to the request, in a few lines that each begin with `indent`.  Its tokens/s are
+// those after the first message of their branch, by the time from the first token to the last, at
+// the router.  Addresses found in `names_by_address` are shown by name.
 std::string DescribeSummary(const ferry::v1::GenerateSummary& summary, const std::string& indent,
                             const std::map<std::string, std::string>& names_by_address = {});
 

@@ -171,11 +171,17 @@ absl::Status GenerateLocally(const engine::EngineOptions& options,
 
   const absl::Time start = absl::Now();
   absl::Time first_token = absl::InfinitePast();
+  absl::Duration decode_time = absl::ZeroDuration();  // without the branches' prompts
   uint32_t num_tokens = 0;
   for (uint32_t i = 0; i < sampling.n(); ++i) {
     BranchRun branch(prepared, i);
+    absl::Time last_token;
+    uint32_t branch_tokens = 0;
     ASSIGN_OR_RETURN(const bool wanted, engine->Run(branch, [&](const GenerateResponse& message) {
-      if (num_tokens++ == 0) first_token = absl::Now();
+      const absl::Time now = absl::Now();
+      if (branch_tokens++ > 0) decode_time += now - last_token;
+      if (num_tokens++ == 0) first_token = now;
+      last_token = now;
       return on_message(message);
     }));
     if (!wanted) return absl::CancelledError("the caller cancelled the generation");
@@ -191,6 +197,8 @@ absl::Status GenerateLocally(const engine::EngineOptions& options,
   summary.set_total_ms(absl::ToDoubleMilliseconds(absl::Now() - start));
   summary.set_attempts(1);
   summary.set_seed(sampling.seed());
+  summary.set_further_tokens(num_tokens - sampling.n());
+  summary.set_decode_ms(absl::ToDoubleMilliseconds(decode_time));
   on_message(last);
   return absl::OkStatus();
 }

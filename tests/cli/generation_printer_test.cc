@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "ferry/v1/inference.pb.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace cli {
@@ -66,11 +67,19 @@ TEST(GenerationPrinterTest, SummarySaysWhereTheCacheWent) {
   summary.set_total_ms(120);
   summary.set_attempts(1);
   summary.set_seed(9);
+  summary.set_further_tokens(8);  // the first message had three
+  summary.set_decode_ms(80);
   EXPECT_EQ(DescribeSummary(summary, "| ", {{"127.0.0.1:1", "prefill-0"}}),
             "| prompt 100 tokens (64 from cache), output 11 tokens\n"
             "| prefilled at prefill-0, decoded at 127.0.0.1:2\n"
             "| cache moved: 4096 bytes in 2 blocks over tcp/lo in 1.50 ms\n"
-            "| first token after 20.0 ms, total 120.0 ms, 100.0 tokens/s, seed 9\n");
+            "| first token after 20.0 ms, then 8 in 80.0 ms (100.0 tokens/s), total 120.0 ms, seed "
+            "9\n");
+  // All in one message: there is no speed to tell.
+  summary.set_further_tokens(0);
+  summary.set_decode_ms(0);
+  EXPECT_THAT(DescribeSummary(summary, ""),
+              testing::HasSubstr("first token after 20.0 ms, total 120.0 ms, seed 9\n"));
 }
 
 }  // namespace
