@@ -75,7 +75,7 @@ absl::Status RunPrompt(ferry::Client& client, const LocalSystem& system, const O
 }
 
 absl::Status RunPrompts(const LocalSystem& system, const Options& options) {
-  ASSIGN_OR_RETURN(const auto client, ferry::Client::Create({.address = system.address()}));
+  ASSIGN_OR_RETURN(const auto client, ferry::Client::Create(system.client_options()));
   uint64_t seed = 1;
   for (const std::string& prompt : options.prompts.empty() ? DefaultPrompts() : options.prompts) {
     RETURN_IF_ERROR(RunPrompt(*client, system, options, prompt, seed++));

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -13,8 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/ferry_client.h"
 #include "service/process.h"
+#include "service/startup.h"
 #include "status/status_macros.h"
 
 namespace cli {
@@ -23,6 +24,27 @@ namespace {
 // How often a starting process' port file, and a running process, is looked at.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
 constexpr absl::Duration kSuperviseInterval = absl::Milliseconds(200);
+// For one answer of a process on this machine; then children and signals are looked at.
+constexpr absl::Duration kAnswerTimeout = absl::Seconds(1);
+
+// Whether processes on 127.0.0.1 can call each other with these files, as they will.
+absl::Status CheckTls(const service::TlsOptions& tls) {
+  if (!tls.enabled() && tls.key_file.empty()) return absl::OkStatus();
+  if (tls.cert_file.empty() || tls.key_file.empty() || tls.ca_file.empty()) {
+    return absl::InvalidArgumentError(
+        "--tls_cert, --tls_key and --tls_ca are needed together: router and workers call each "
+        "other "
+        "with them");
+  }
+  ASSIGN_OR_RETURN(const auto server, service::GrpcServer::Start("127.0.0.1:0", tls, {}));
+  const absl::Status called =
+      service::CallHealth(absl::StrCat("127.0.0.1:", server->port()), tls, kAnswerTimeout);
+  if (called.ok()) return called;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a server with --tls_cert ", tls.cert_file, " cannot be called at 127.0.0.1 with --tls_ca ",
+      tls.ca_file, ": is it made for 127.0.0.1 and signed by that authority? (",
+      std::string(called.message()), ")"));
+}
 
 std::string ModelName(const std::string& model_dir) {
   std::filesystem::path path = std::filesystem::absolute(model_dir).lexically_normal();
@@ -55,7 +77,14 @@ LocalSystem::~LocalSystem() {
   if (!run_dir_.empty()) std::filesystem::remove_all(run_dir_, ignored);
 }
 
-absl::Status LocalSystem::StartAll() {
+ferry::ClientOptions LocalSystem::client_options() const {
+  return {.address = router_address_,
+          .tls_ca_file = options_.tls.ca_file,
+          .tls_cert_file = options_.tls.cert_file,
+          .tls_key_file = options_.tls.key_file};
+}
+
+absl::Status LocalSystem::CheckOptions() const {
   if (options_.num_decode < 1 || (options_.num_prefill < 1 && !options_.role_both)) {
     return absl::InvalidArgumentError(
         "need at least one decode worker, and a prefill worker or --role_both");
@@ -64,6 +93,15 @@ absl::Status LocalSystem::StartAll() {
     return absl::NotFoundError(
         absl::StrCat(options_.model_dir, " is not a checkpoint: no config.json"));
   }
+  RETURN_IF_ERROR(service::CheckStart({.listen = absl::StrCat("127.0.0.1:", options_.port),
+                                       .metrics_listen = "127.0.0.1:0",
+                                       .port_file = options_.port_file,
+                                       .tls = options_.tls}));
+  return CheckTls(options_.tls);
+}
+
+absl::Status LocalSystem::StartAll() {
+  RETURN_IF_ERROR(CheckOptions());
   if (!options_.log_path.empty()) {
     log_fd_ =
         open(options_.log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644);
@@ -92,6 +130,11 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> LocalSystem::StartChild(
   child.arguments = {absl::StrCat(options_.bin_dir, "/", binary),
                      absl::StrCat("--port_file=", run_dir_, "/", name),
                      "--metrics_listen=127.0.0.1:0"};
+  if (options_.tls.enabled()) {
+    child.arguments.push_back(absl::StrCat("--tls_cert=", options_.tls.cert_file));
+    child.arguments.push_back(absl::StrCat("--tls_key=", options_.tls.key_file));
+    child.arguments.push_back(absl::StrCat("--tls_ca=", options_.tls.ca_file));
+  }
   child.arguments.insert(child.arguments.end(), flags.begin(), flags.end());
   return ChildProcess::Start(std::move(child));
 }
@@ -129,18 +172,26 @@ absl::Status LocalSystem::StartRouter() {
   routers_.push_back(std::move(router));
   ASSIGN_OR_RETURN(router_address_, WaitForAddress("router"));
 
-  ASSIGN_OR_RETURN(const auto client, ferry::Client::Create({.address = router_address_}));
-  while (true) {
-    const absl::Status ready = client->WaitUntilReady(model_name_, absl::Milliseconds(200));
-    if (ready.ok()) return absl::OkStatus();
+  return WaitUntilReady();
+}
+
+absl::Status LocalSystem::WaitUntilReady() {
+  ASSIGN_OR_RETURN(const auto client, ferry::Client::Create(client_options()));
+  std::string last = "the router does not answer";
+  while (absl::Now() < ready_deadline_) {
+    const absl::Status ready =
+        client->CheckReady(model_name_, std::min(kAnswerTimeout, ready_deadline_ - absl::Now()));
+    // Other workers than ours, whose flags come from one place, do not appear: so a misfit is
+    // final.
+    if (ready.ok() || absl::IsFailedPrecondition(ready)) return ready;
+    if (absl::IsUnavailable(ready)) last = std::string(ready.message());
     RETURN_IF_ERROR(CheckChildren());
-    if (service::WaitForTermination(absl::ZeroDuration()) != 0) {
+    if (service::WaitForTermination(kPollInterval) != 0) {
       return absl::CancelledError("interrupted while starting");
     }
-    if (ready.code() != absl::StatusCode::kDeadlineExceeded || absl::Now() > ready_deadline_) {
-      return ready;
-    }
   }
+  return absl::DeadlineExceededError(
+      absl::StrCat("not ready after ", absl::FormatDuration(options_.ready_timeout), ": ", last));
 }
 
 absl::StatusOr<std::string> LocalSystem::WaitForAddress(const std::string& name) {

@@ -16,6 +16,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cli/child_process.h"
+#include "client/ferry_client.h"
+#include "service/grpc_server.h"
 
 namespace cli {
 
@@ -24,8 +26,10 @@ struct LocalSystemOptions {
   std::string bin_dir;  // holds ferry-router, ferry-prefill, ferry-decode
   int32_t num_prefill = 1;
   int32_t num_decode = 1;
-  bool role_both = false;                      // decode workers may prefill, too
-  int32_t port = 8500;                         // of the router on 127.0.0.1; 0: any
+  bool role_both = false;  // decode workers may prefill, too
+  int32_t port = 8500;     // of the router on 127.0.0.1; 0: any
+  // Of every process, and of their calls of each other: made for 127.0.0.1.  All three or none.
+  service::TlsOptions tls = {};
   std::vector<std::string> worker_flags = {};  // for every worker, e.g. "--dtype=float32"
   std::vector<std::string> prefill_flags = {};
   std::vector<std::string> decode_flags = {};
@@ -33,19 +37,24 @@ struct LocalSystemOptions {
   absl::Duration ready_timeout = absl::Seconds(600);
   absl::Duration stop_limit = absl::Seconds(130);  // for each process; then SIGKILL
   std::string log_path = {};                       // empty: the processes' lines go to stderr
+  std::string port_file = {};  // may be empty: written by who started the system
 };
 
 class LocalSystem final {
  public:
-  // Starts everything and returns when the router can serve the model.
-  // Errors: of a child that ended, naming it and its last line; kCancelled when a termination
-  // signal came; kDeadlineExceeded.  Nothing is left running then.
+  // Starts everything and returns when the router can serve the model.  What can be wrong with the
+  // options is said before any process is started.
+  // Errors: of a child that ended, naming it and its last line; kFailedPrecondition when the
+  // workers do not fit each other; kCancelled when a termination signal came; kDeadlineExceeded.
+  // Nothing is left running then.
   static absl::StatusOr<std::unique_ptr<LocalSystem>> Start(const LocalSystemOptions& options);
   // Kills what still runs.
   ~LocalSystem();
 
   const std::string& model_name() const { return model_name_; }
   const std::string& address() const { return router_address_; }
+  // Of a client of the router.
+  ferry::ClientOptions client_options() const;
   // "127.0.0.1:port" -> "prefill-0"
   const std::map<std::string, std::string>& names_by_address() const { return names_by_address_; }
 
@@ -57,11 +66,13 @@ class LocalSystem final {
 
  private:
   explicit LocalSystem(LocalSystemOptions options);
+  absl::Status CheckOptions() const;
   absl::Status StartAll();
   absl::Status StartWorkers(const char* kind, int32_t count,
                             const std::vector<std::string>& kind_flags,
                             std::vector<std::unique_ptr<ChildProcess>>& children);
   absl::Status StartRouter();
+  absl::Status WaitUntilReady();
   absl::StatusOr<std::unique_ptr<ChildProcess>> StartChild(const std::string& name,
                                                            const std::string& binary,
                                                            std::vector<std::string> flags);

@@ -14,14 +14,9 @@
 namespace cli {
 namespace {
 
-struct Options {
-  LocalSystemOptions system;
-  std::string port_file;
-};
-
-absl::Status Run(const Options& options) {
+absl::Status Run(const LocalSystemOptions& options) {
   service::BlockTerminationSignals();
-  ASSIGN_OR_RETURN(const auto system, LocalSystem::Start(options.system));
+  ASSIGN_OR_RETURN(const auto system, LocalSystem::Start(options));
   const std::string& address = system->address();
   int32_t port = 0;
   if (!absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port)) {
@@ -64,6 +59,11 @@ void AddLocalSystemFlags(CLI::App& command, LocalSystemOptions* options) {
   pass("--cache_bytes", "Memory for cache blocks of each worker");
   pass("--max_model_len", "Tokens; 0: the checkpoint's");
   pass("--links", "Data links, best first: shm, tcp");
+  command.add_option("--tls_cert", options->tls.cert_file,
+                     "PEM certificate of every process, made for 127.0.0.1");
+  command.add_option("--tls_key", options->tls.key_file, "PEM key");
+  command.add_option("--tls_ca", options->tls.ca_file,
+                     "PEM authority; clients must then have its certificates");
   command.add_option("--worker_flag", options->worker_flags,
                      "A flag for every worker, as --worker_flag=--name=value; repeatable");
   command.add_option("--prefill_flag", options->prefill_flags,
@@ -79,13 +79,13 @@ void AddLocalSystemFlags(CLI::App& command, LocalSystemOptions* options) {
 }
 
 void AddServeCommand(CLI::App& app, absl::Status* result) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<LocalSystemOptions>();
   CLI::App* command = app.add_subcommand(
       "serve", "Run a router and workers on this machine until SIGTERM or Ctrl-C");
-  AddLocalSystemFlags(*command, &options->system);
+  AddLocalSystemFlags(*command, options.get());
   command->add_option("--port_file", options->port_file,
                       "File that receives grpc_port=N once ready");
-  command->add_option("--log_file", options->system.log_path,
+  command->add_option("--log_file", options->log_path,
                       "File for the processes' log lines; default: stderr");
   command->callback([options, result] { *result = Run(*options); });
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "ferry/v1/inference.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "status/grpc_status.h"
@@ -25,6 +26,7 @@ constexpr int kKeepaliveTimeoutMs = 10'000;
 constexpr int kMaxReconnectMs = 2'000;
 // Readiness of a router can only be asked for; this often.
 constexpr absl::Duration kReadyPollInterval = absl::Milliseconds(50);
+constexpr int kMaxSentences = 3;  // about workers, in one error; with many they all say the same
 
 absl::StatusOr<std::string> ReadPem(const std::string& path) {
   if (path.empty()) return "";
@@ -67,14 +69,13 @@ class GrpcClient final : public Client {
                                                  bool add_special_tokens) override;
   absl::StatusOr<std::string> Detokenize(const std::string& model,
                                          const std::vector<uint32_t>& ids) override;
-  absl::StatusOr<std::vector<ferry::v1::ModelCard>> ListModels() override {
-    return ListModels(timeout_, /*wait_for_ready=*/false);
-  }
+  absl::StatusOr<std::vector<ferry::v1::ModelCard>> ListModels() override;
+  absl::Status CheckReady(const std::string& model, absl::Duration timeout) override;
   absl::Status WaitUntilReady(const std::string& model, absl::Duration timeout) override;
 
  private:
-  absl::StatusOr<std::vector<ferry::v1::ModelCard>> ListModels(absl::Duration timeout,
-                                                               bool wait_for_ready);
+  absl::StatusOr<ferry::v1::ListModelsResponse> AskForModels(absl::Duration timeout,
+                                                             bool wait_for_ready);
 
   const std::unique_ptr<ferry::v1::Inference::Stub> stub_;
   const absl::Duration timeout_;
@@ -146,34 +147,66 @@ absl::StatusOr<std::string> GrpcClient::Detokenize(const std::string& model,
   return response.text();
 }
 
-absl::StatusOr<std::vector<ferry::v1::ModelCard>> GrpcClient::ListModels(absl::Duration timeout,
-                                                                         bool wait_for_ready) {
+absl::StatusOr<ferry::v1::ListModelsResponse> GrpcClient::AskForModels(absl::Duration timeout,
+                                                                       bool wait_for_ready) {
   grpc::ClientContext context;
   context.set_deadline(DeadlineIn(timeout));
   context.set_wait_for_ready(wait_for_ready);
   ferry::v1::ListModelsResponse response;
   RETURN_IF_ERROR(status::FromGrpc(stub_->ListModels(&context, {}, &response)));
+  return response;
+}
+
+absl::StatusOr<std::vector<ferry::v1::ModelCard>> GrpcClient::ListModels() {
+  ASSIGN_OR_RETURN(const auto response, AskForModels(timeout_, /*wait_for_ready=*/false));
   return std::vector<ferry::v1::ModelCard>(response.models().begin(), response.models().end());
+}
+
+absl::Status GrpcClient::CheckReady(const std::string& model, absl::Duration timeout) {
+  const auto response = AskForModels(timeout, /*wait_for_ready=*/true);
+  if (absl::IsDeadlineExceeded(response.status())) {
+    return absl::DeadlineExceededError("the router does not answer");
+  }
+  RETURN_IF_ERROR(response.status());
+  std::string missing = absl::StrCat("the router does not serve ",
+                                     model.empty() ? "any model" : absl::StrCat("model ", model));
+  std::vector<std::string> served;
+  for (const ferry::v1::ModelCard& card : response->models()) {
+    served.push_back(card.name());
+    if (!model.empty() && card.name() != model) continue;
+    if (card.ready_prefill_workers() > 0 && card.ready_decode_workers() > 0) {
+      return absl::OkStatus();
+    }
+    missing = absl::StrCat(card.name(), " has ", card.ready_prefill_workers(), " prefill and ",
+                           card.ready_decode_workers(), " decode workers ready");
+  }
+  if (std::find(served.begin(), served.end(), model) == served.end() && !served.empty() &&
+      !model.empty()) {
+    absl::StrAppend(&missing, ", it serves ", absl::StrJoin(served, ", "));
+  }
+  for (const auto* sentences : {&response->misfits(), &response->unreachable()}) {
+    for (int i = 0; i < std::min(sentences->size(), kMaxSentences); ++i) {
+      absl::StrAppend(&missing, "; ", sentences->Get(i));
+    }
+  }
+  return response->misfits().empty() ? absl::UnavailableError(missing)
+                                     : absl::FailedPreconditionError(missing);
 }
 
 absl::Status GrpcClient::WaitUntilReady(const std::string& model, absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   std::string last = "the router does not answer";
   while (absl::Now() < deadline) {
-    const auto models = ListModels(deadline - absl::Now(), /*wait_for_ready=*/true);
-    if (models.ok()) {
-      last = absl::StrCat("the router does not serve ", model.empty() ? "any model" : model);
-      for (const ferry::v1::ModelCard& card : *models) {
-        if (!model.empty() && card.name() != model) continue;
-        if (card.ready_prefill_workers() > 0 && card.ready_decode_workers() > 0) {
-          return absl::OkStatus();
-        }
-        last = absl::StrCat(card.name(), " has ", card.ready_prefill_workers(), " prefill and ",
-                            card.ready_decode_workers(), " decode workers ready");
-      }
-    } else if (models.status().code() != absl::StatusCode::kDeadlineExceeded &&
-               models.status().code() != absl::StatusCode::kUnavailable) {
-      return models.status();
+    const absl::Status ready = CheckReady(model, deadline - absl::Now());
+    switch (ready.code()) {
+      case absl::StatusCode::kDeadlineExceeded:
+        break;  // while it was asked: the last answer says more
+      case absl::StatusCode::kUnavailable:
+      case absl::StatusCode::kFailedPrecondition:
+        last = std::string(ready.message());
+        break;
+      default:  // OK, or no router
+        return ready;
     }
     std::this_thread::sleep_for(
         absl::ToChronoMilliseconds(std::min(kReadyPollInterval, deadline - absl::Now())));

@@ -52,7 +52,12 @@ class Client {
   virtual absl::StatusOr<std::string> Detokenize(const std::string& model,
                                                  const std::vector<uint32_t>& ids) = 0;
   virtual absl::StatusOr<std::vector<ferry::v1::ModelCard>> ListModels() = 0;
-  // Waits until the router answers and says that `model` (empty: any) can be served.
+  // Asks once whether `model` (empty: any) can be served: OK, or what is missing in words.
+  // Errors: kUnavailable (ask again); kFailedPrecondition (workers do not fit each other or the
+  // router: none will come unless a process is started anew); kDeadlineExceeded: no answer within
+  // `timeout`.
+  virtual absl::Status CheckReady(const std::string& model, absl::Duration timeout) = 0;
+  // Asks until it is, at most `timeout`.  Errors: kDeadlineExceeded with the last answer.
   virtual absl::Status WaitUntilReady(const std::string& model, absl::Duration timeout) = 0;
 };
 

@@ -5,11 +5,13 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "gtest/gtest.h"
+#include "service/grpc_server.h"
 
 namespace cli {
 namespace {
@@ -71,7 +73,7 @@ TEST_F(LocalSystemTest, AWorkerThatDiesWhileTheRouterWaitsIsNamed) {
 
 TEST_F(LocalSystemTest, WhatIsNeverReadyEndsAtTheTimeout) {
   options_.ready_timeout = absl::Milliseconds(500);
-  EXPECT_NE(StartError().find("the router does not answer"), std::string::npos);
+  EXPECT_EQ(StartError(), "not ready after 500ms: the router does not answer");
   Script("ferry-prefill", "exec sleep 1000\n");
   EXPECT_EQ(StartError(), "prefill-0 is not up after 500ms");
 }
@@ -92,6 +94,56 @@ TEST_F(LocalSystemTest, ProcessesGetTheirFlags) {
                            "--model_name=model", "--model_assets=model="}) {
     EXPECT_NE(log.find(part), std::string::npos) << part << " in\n" << log;
   }
+}
+
+TEST_F(LocalSystemTest, WhatIsWrongWithFlagsIsSaidBeforeAnythingIsStarted) {
+  options_.port_file = "/nowhere/ports";
+  EXPECT_EQ(StartError(), "cannot write port file /nowhere/ports: no such file or directory");
+  options_.port_file.clear();
+  options_.tls.cert_file = "/nowhere/cert.pem";
+  options_.tls.key_file = "/nowhere/key.pem";
+  EXPECT_EQ(StartError(), "cannot read tls key /nowhere/key.pem");
+  options_.tls = {};
+  const auto other = service::GrpcServer::Start("127.0.0.1:0", {}, {});
+  ASSERT_TRUE(other.ok());
+  options_.port = (*other)->port();
+  EXPECT_EQ(StartError(), "cannot listen on 127.0.0.1:" + std::to_string(options_.port) +
+                              ": address already in use");
+  EXPECT_FALSE(std::filesystem::exists(options_.log_path));
+}
+
+TEST_F(LocalSystemTest, TlsFilesMustSuitThisMachineAndGoToEveryProcess) {
+  const std::string script =
+      "cd " + dir_ +
+      " && k='-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes' && "
+      "openssl req -x509 $k -keyout ca.key -out ca.pem -days 2 -subj /CN=ca && "
+      "for n in IP:127.0.0.1 DNS:elsewhere; do f=${n%:*} && "
+      "openssl req $k -keyout $f.key -out $f.csr -subj /CN=$f && echo subjectAltName=$n > ext && "
+      "openssl x509 -req -in $f.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile ext "
+      "-out $f.pem || exit 1; done";
+  ASSERT_EQ(std::system(("(" + script + ") >/dev/null 2>&1").c_str()), 0);
+  options_.ready_timeout = absl::Milliseconds(500);
+  options_.tls = {.cert_file = dir_ + "/IP.pem", .key_file = dir_ + "/IP.key", .ca_file = ""};
+  EXPECT_NE(StartError().find("--tls_cert, --tls_key and --tls_ca are needed together"),
+            std::string::npos);
+  options_.tls.ca_file = dir_ + "/ca.pem";
+  EXPECT_EQ(StartError(), "not ready after 500ms: the router does not answer");
+  std::ifstream file(options_.log_path);
+  const std::string log((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  for (const char* name : {"prefill-0 | ", "decode-0 | ", "router | "}) {
+    const size_t at = log.find(name);
+    const std::string line = log.substr(at, log.find('\n', at) - at);
+    for (const std::string& flag :
+         {"--tls_cert=" + options_.tls.cert_file, "--tls_key=" + options_.tls.key_file,
+          "--tls_ca=" + options_.tls.ca_file}) {
+      EXPECT_NE(line.find(flag), std::string::npos) << flag << " in " << line;
+    }
+  }
+  options_.tls = {
+      .cert_file = dir_ + "/DNS.pem", .key_file = dir_ + "/DNS.key", .ca_file = dir_ + "/ca.pem"};
+  EXPECT_NE(StartError().find("cannot be called at 127.0.0.1"), std::string::npos);
+  options_.tls.key_file = dir_ + "/IP.key";
+  EXPECT_NE(StartError().find("DNS.pem with key"), std::string::npos);
 }
 
 TEST_F(LocalSystemTest, RefusesWhatCannotServe) {

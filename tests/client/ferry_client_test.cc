@@ -73,6 +73,8 @@ class FakeInference final : public ferry::v1::Inference::Service {
     card->set_ready_prefill_workers(1);
     // Ready from the third question on.
     card->set_ready_decode_workers(++num_lists_ > 2 && !never_ready_ ? 1 : 0);
+    if (misfits_) response->add_misfits("a and b do not fit");
+    if (never_ready_) response->add_unreachable("c does not answer");
     return grpc::Status::OK;
   }
 
@@ -81,6 +83,7 @@ class FakeInference final : public ferry::v1::Inference::Service {
     return saw_cancellation_;
   }
   std::atomic<bool> never_ready_{false};
+  std::atomic<bool> misfits_{false};
 
  private:
   std::atomic<int> num_lists_{0};
@@ -179,9 +182,21 @@ TEST_F(FerryClientTest, WaitsUntilBothKindsOfWorkersAreReady) {
 TEST_F(FerryClientTest, WaitSaysWhatIsMissing) {
   inference_.never_ready_ = true;
   EXPECT_EQ(client_->WaitUntilReady("m", absl::Milliseconds(200)).message(),
-            "not ready after 200ms: m has 1 prefill and 0 decode workers ready");
-  EXPECT_EQ(client_->WaitUntilReady("x", absl::Milliseconds(200)).message(),
-            "not ready after 200ms: the router does not serve x");
+            "not ready after 200ms: m has 1 prefill and 0 decode workers ready; c does not answer");
+  EXPECT_EQ(
+      client_->WaitUntilReady("x", absl::Milliseconds(200)).message(),
+      "not ready after 200ms: the router does not serve model x, it serves m; c does not answer");
+}
+
+TEST_F(FerryClientTest, OneQuestionTellsWhatMayPassFromWhatWillNot) {
+  inference_.never_ready_ = true;
+  EXPECT_EQ(client_->CheckReady("m", absl::Seconds(20)).code(), absl::StatusCode::kUnavailable);
+  inference_.misfits_ = true;
+  EXPECT_EQ(client_->CheckReady("m", absl::Seconds(20)),
+            absl::FailedPreconditionError("m has 1 prefill and 0 decode workers ready; a and b do "
+                                          "not fit; c does not answer"));
+  inference_.never_ready_ = false;
+  EXPECT_EQ(client_->CheckReady("m", absl::Seconds(20)), absl::OkStatus()) << "others fit";
 }
 
 TEST_F(FerryClientTest, ThreadsShareOneClient) {
