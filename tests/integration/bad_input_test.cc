@@ -1,7 +1,14 @@
 // Bad input of every kind gets one clear error that names the thing and the values; nothing is
 // lost.
 
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -139,6 +146,42 @@ TEST(BadInputTest, AProcessThatCannotStartSaysWhyInOneSentence) {
       {"bad cache dtype",
        {"ferry-decode", "--model", DemoModel(), "--kv_cache_dtype", "int3"},
        {"int3"}},
+      // Files that flags name are looked at before the checkpoint, which may take minutes to load.
+      {"no certificate",
+       {"ferry-prefill", "--model", "/no/such/dir", "--tls_cert", "/no/c.pem", "--tls_key",
+        "/no/k.pem"},
+       {"/no/k.pem"}},
+      {"no certificate",
+       {"ferry-decode", "--model", "/no/such/dir", "--tls_ca", "/no/ca.pem"},
+       {"certificate and its key"}},
+      {"no certificate",
+       {"ferry-router", "--model_assets", "/no/such/dir", "--workers", "127.0.0.1:1", "--tls_cert",
+        "/no/c.pem", "--tls_key", "/no/k.pem"},
+       {"/no/k.pem"}},
+      {"port file",
+       {"ferry-prefill", "--model", "/no/such/dir", "--port_file", "/no/ports"},
+       {"cannot write port file /no/ports: no such file or directory"}},
+      {"port file",
+       {"ferry-decode", "--model", "/no/such/dir", "--port_file", dir},
+       {"cannot write port file " + dir + ": is a directory"}},
+      {"port file",
+       {"ferry-router", "--model_assets", "/no/such/dir", "--workers", "127.0.0.1:1", "--port_file",
+        "/no/ports"},
+       {"cannot write port file /no/ports"}},
+      // Workers that do not fit each other: `ferry serve` does not wait for what will not come.
+      {"links",
+       {"ferry", "serve", "--model", DemoModel(), "--port=0", "--prefill_flag=--links=shm",
+        "--decode_flag=--links=tcp"},
+       {"no data link in common: --links is shm at prefill worker 127.0.0.1:",
+        " and tcp at decode worker 127.0.0.1:"}},
+      {"kv_cache_dtype",
+       {"ferry", "serve", "--model", DemoModel(), "--port=0",
+        "--prefill_flag=--kv_cache_dtype=bfloat16", "--decode_flag=--kv_cache_dtype=fp8"},
+       {"kv_cache_dtype of cache group latent is bfloat16 at prefill worker 127.0.0.1:",
+        " and fp8 at decode worker 127.0.0.1:"}},
+      {"block_size",
+       {"ferry", "serve", "--model", DemoModel(), "--port=0", "--decode_flag=--block_size=128"},
+       {"block_size is 64 at prefill worker 127.0.0.1:", " and 128 at decode worker 127.0.0.1:"}},
       {"bad policy",
        {"ferry-router", "--model_assets", DemoModel(), "--workers", "127.0.0.1:1", "--policy",
         "best"},
@@ -154,6 +197,60 @@ TEST(BadInputTest, AProcessThatCannotStartSaysWhyInOneSentence) {
     EXPECT_NE(*code, 0);
     EXPECT_LT(*code, 128) << process.log();
     for (const std::string& part : table[i].sentence) EXPECT_THAT(process.log(), HasSubstr(part));
+  }
+}
+
+TEST(BadInputTest, TooLittleSharedMemoryIsNamed) {
+  const std::string bin = std::getenv("FERRY_BIN_DIR");
+  const std::string small = "mount -t tmpfs -o size=64k tmpfs /dev/shm";
+  const auto unshared = [](const std::string& script) {
+    return std::vector<std::string>{"/usr/bin/unshare", "--mount", "/bin/sh", "-c", script};
+  };
+  const std::string dir = MakeTestDir();
+  ChildProcess probe = ChildProcess::Start(unshared(small), dir + "/probe");
+  if (probe.Wait(absl::Seconds(60)) != 0) GTEST_SKIP() << "no mount namespaces here";
+  ChildProcess process = ChildProcess::Start(
+      unshared(absl::StrCat(small, " && exec ", bin, "/ferry-prefill --model ", DemoModel(),
+                            " --listen 127.0.0.1:0 --metrics_listen 127.0.0.1:0")),
+      dir + "/log");
+  const std::optional<int> code = process.Wait(absl::Seconds(60));
+  ASSERT_TRUE(code.has_value()) << "still running\n" << process.log();
+  EXPECT_EQ(*code, 1);
+  EXPECT_THAT(
+      process.log(),
+      HasSubstr("ferry-prefill: ucx shm: creating a worker (/dev/shm has 65536 bytes free"));
+}
+
+TEST(BadInputTest, SigtermWhileACheckpointIsLoadedEndsTheProcess) {
+  const std::string bin = std::getenv("FERRY_BIN_DIR");
+  const std::string dir = MakeTestDir();
+  for (const char* name : {"/config.json", "/model.safetensors"}) {
+    std::filesystem::create_symlink(std::filesystem::absolute(DemoModel() + name), dir + name);
+  }
+  // A pipe that nobody writes: a process waits for its first byte as for a slow disk.
+  const std::string slow = dir + "/tokenizer.json";
+  ASSERT_EQ(mkfifo(slow.c_str(), 0600), 0);
+  const std::vector<std::string> cases[] = {
+      {"ferry-prefill", "--model", dir},
+      {"ferry-decode", "--model", dir},
+      {"ferry-router", "--model_assets", dir, "--workers", "127.0.0.1:1"}};
+  for (std::vector<std::string> argv : cases) {
+    SCOPED_TRACE(argv[0]);
+    const std::string log = absl::StrCat(dir, "/", argv[0], ".log");
+    argv[0] = absl::StrCat(bin, "/", argv[0]);
+    argv.insert(argv.end(), {"--listen", "127.0.0.1:0", "--metrics_listen", "127.0.0.1:0"});
+    ChildProcess process = ChildProcess::Start(argv, log);
+    int fd = -1;
+    while ((fd = open(slow.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC)) < 0) {
+      ASSERT_EQ(errno, ENXIO);  // it does not read yet
+      ASSERT_FALSE(process.Wait(absl::Milliseconds(20)).has_value()) << process.log();
+    }
+    process.Signal(SIGTERM);
+    const std::optional<int> code = process.Wait(absl::Seconds(60));
+    close(fd);
+    ASSERT_TRUE(code.has_value()) << "still running\n" << process.log();
+    EXPECT_EQ(*code, 0) << process.log();
+    EXPECT_THAT(process.log(), HasSubstr("stopped while starting signal=15"));
   }
 }
 

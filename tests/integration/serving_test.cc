@@ -184,6 +184,22 @@ TEST_F(ServingTest, TextEndsBeforeAStopString) {
   EXPECT_EQ(system->WaitUntilIdle(absl::Seconds(10)), "");
 }
 
+TEST_F(ServingTest, EachKindOfLinkWorksAlone) {
+  for (const std::string kind : {"tcp", "shm"}) {
+    SystemOptions options = Options();
+    options.router_flags = {"--local_prefill_tokens", "0"};
+    for (auto* flags : {&options.prefill_flags, &options.decode_flags}) {
+      flags->insert(flags->end(), {"--links", kind});
+    }
+    const auto system = FerrySystem::Start(options);
+    const Ask ask = {Prompt(300, 4), 8, 0};
+    const auto completion = system->client().Complete(ToRequest(ask));
+    ASSERT_TRUE(completion.ok()) << completion.status();
+    EXPECT_EQ(Tokens(*completion), Expected(oracle(), ask));
+    EXPECT_THAT(completion->summary.kv_transport(), testing::StartsWith(kind + "/"));
+  }
+}
+
 TEST_F(ServingTest, EveryProcessExportsItsMetrics) {
   const auto system = FerrySystem::Start(Options());
   ASSERT_TRUE(system->client().Complete(ToRequest({Prompt(300, 3), 4, 0})).ok());
