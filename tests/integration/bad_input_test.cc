@@ -178,7 +178,7 @@ TEST(BadInputTest, AProcessThatCannotStartSaysWhyInOneSentence) {
        {"ferry", "serve", "--model", DemoModel(), "--port=0",
         "--prefill_flag=--kv_cache_dtype=bfloat16", "--decode_flag=--kv_cache_dtype=fp8"},
        {"kv_cache_dtype of cache group latent is bfloat16 at prefill worker 127.0.0.1:",
-        " and fp8 at decode worker 127.0.0.1:"}},
+        " and fp8_latent at decode worker 127.0.0.1:"}},
       {"block_size",
        {"ferry", "serve", "--model", DemoModel(), "--port=0", "--decode_flag=--block_size=128"},
        {"block_size is 64 at prefill worker 127.0.0.1:", " and 128 at decode worker 127.0.0.1:"}},
