@@ -186,7 +186,7 @@ absl::StatusOr<DeviceVector> UploadBytes(const void* data, size_t bytes,
   return buffer;
 }
 
-absl::Status CheckDenseMla(const ModelConfig& config, WeightReader& reader) {
+absl::Status CheckMla(const ModelConfig& config, WeightReader& reader) {
   RETURN_IF_ERROR(ReadEnds(config, reader).status());
   for (int32_t i = 0; i < config.num_hidden_layers; ++i) {
     RETURN_IF_ERROR(ReadLayer(config, i, reader).status());
@@ -240,7 +240,7 @@ absl::StatusOr<CheckpointSummary> CheckCheckpoint(const Checkpoint& checkpoint,
                                                   const ModelConfig& config) {
   WeightReader reader(checkpoint, config);
   RETURN_IF_ERROR(config.family == ModelFamily::kDeepseekV4 ? CheckDeepseekV4Tensors(config, reader)
-                                                            : CheckDenseMla(config, reader));
+                                                            : CheckMla(config, reader));
   return CheckpointSummary{
       .parameters = reader.used_parameters(),
       .used_bytes = reader.used_bytes(),

@@ -2,13 +2,8 @@
 
 #include "model/deepseek_v4_weights.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <map>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -19,58 +14,7 @@
 namespace model {
 namespace {
 
-using nlohmann::json;
 using ::testing::HasSubstr;
-
-// Files of the right sizes with holes for data, one for each layer; only the expert tables are
-// there.
-void WriteWithoutData(const std::vector<PublishedTensor>& tensors, const std::string& dir) {
-  std::filesystem::remove_all(dir);
-  std::filesystem::create_directories(dir);
-  const std::map<std::string, int64_t> bytes = {{"BF16", 2},    {"F32", 4}, {"F8_E4M3", 1},
-                                                {"F8_E8M0", 1}, {"I8", 1},  {"I64", 8}};
-  struct Shard {
-    json header = json::object();
-    int64_t size = 0;
-    std::vector<std::pair<int64_t, int64_t>> tables;  // offset, values
-  };
-  std::map<std::string, Shard> shards;
-  json index;
-  for (const PublishedTensor& tensor : tensors) {
-    const std::string group =
-        tensor.name.substr(0, tensor.name.find('.', tensor.name.find('.') + 1));
-    const std::string file =
-        group.substr(0, 7) == "layers." ? group + ".safetensors" : "other.safetensors";
-    Shard& shard = shards[file];
-    int64_t count = 1;
-    for (const int64_t size : tensor.shape) count *= size;
-    const int64_t end = shard.size + count * bytes.at(tensor.dtype);
-    if (tensor.dtype == "I64") shard.tables.push_back({shard.size, count});
-    shard.header[tensor.name] = {
-        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {shard.size, end}}};
-    shard.size = end;
-    index["weight_map"][tensor.name] = file;
-  }
-  for (const auto& [file, shard] : shards) {
-    std::string text = shard.header.dump();
-    text.resize((text.size() + 7) / 8 * 8, ' ');
-    const uint64_t length = text.size();
-    const std::string path = dir + "/" + file;
-    std::ofstream out(path, std::ios::binary);
-    out.write(reinterpret_cast<const char*>(&length), sizeof(length));
-    out << text;
-    for (const auto& [offset, count] : shard.tables) {
-      std::vector<int64_t> table(static_cast<size_t>(count));
-      for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int64_t>(i % 256);
-      out.seekp(static_cast<int64_t>(8 + length) + offset);
-      out.write(reinterpret_cast<const char*>(table.data()),
-                static_cast<int64_t>(table.size() * sizeof(int64_t)));
-    }
-    out.close();
-    std::filesystem::resize_file(path, 8 + length + static_cast<uint64_t>(shard.size));
-  }
-  std::ofstream(dir + "/model.safetensors.index.json") << index.dump();
-}
 
 TEST(PublishedV4FlashTest, EveryTensorIsClaimedOnce) {
   const std::string dir = ::testing::TempDir() + "/published_v4_flash";

@@ -31,6 +31,14 @@ json SmallV3() {
     "topk_group": 2, "num_experts_per_tok": 3, "max_position_embeddings": 1024})");
 }
 
+// Enough index heads that no two scores tie at zero.
+json SmallV32() {
+  json config = SmallV3();
+  config.update(json::parse(R"({"model_type": "deepseek_v32", "index_n_heads": 18,
+    "index_head_dim": 11, "index_topk": 20})"));
+  return config;
+}
+
 json Merged(json base, const json& changes) {
   base.update(changes);
   return base;
@@ -73,6 +81,14 @@ std::vector<OddConfig> OddConfigs() {
       {"v3_not_renormalised", Merged(SmallV3(), {{"norm_topk_prob", false}})},
       {"v3_every_second_layer", Merged(SmallV3(), {{"moe_layer_freq", 2}})},
       {"v3_other_eps", Merged(SmallV3(), {{"rms_norm_eps", 0.3}})},
+      {"v32_tiny", SmallV32()},
+      {"v32_float32", SmallV32(), "F32"},
+      {"v32_one_key", Merged(SmallV32(), {{"index_topk", 1}})},
+      {"v32_past_the_lists_padding", Merged(SmallV32(), {{"index_topk", 129}})},
+      {"v32_key_all_rotary", Merged(SmallV32(), {{"index_head_dim", 6}, {"index_n_heads", 70}})},
+      {"v32_wide_index_keys", Merged(SmallV32(), {{"index_head_dim", 140}})},
+      {"v32_dense_last", Merged(SmallV32(), {{"mlp_layer_types", {"sparse", "sparse", "dense"}}})},
+      {"v32_yarn", Merged(SmallV32(), {{"rope_parameters", yarn}})},
       {"v3_yarn", Merged(SmallV3(), {{"rope_parameters", yarn}})},
       {"v3_yarn_mscale", Merged(SmallV3(), {{"rope_scaling", yarn_mscale}}), "F32"},
   };
@@ -87,7 +103,7 @@ TEST_P(OddConfigsTest, MatchTheReferenceRaggedChunkedAndAbsorbed) {
   checkpoint.Write(dir);
   std::vector<int32_t> tokens;
   std::mt19937 random(3);
-  for (int32_t i = 0; i < 90; ++i) {
+  for (int32_t i = 0; i < 150; ++i) {
     tokens.push_back(static_cast<int32_t>(random() % GetParam().config["vocab_size"].get<int>()));
   }
   const std::vector<double> expected = ReferenceNetwork(checkpoint).Logits(tokens);

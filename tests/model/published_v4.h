@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
+#include "tests/model/published_tensors.h"
 
 namespace model {
 
@@ -35,12 +36,6 @@ inline nlohmann::json PublishedV4Flash() {
   config["compress_ratios"].push_back(0);  // of the MTP layer
   return config;
 }
-
-struct PublishedTensor {
-  std::string name;
-  std::string dtype;
-  std::vector<int64_t> shape;
-};
 
 // 69,187 tensors.
 class PublishedV4FlashTensors {

@@ -1,4 +1,4 @@
-// A small random checkpoint for any V2 or V3 config.
+// A small random checkpoint for any V2, V3 or V3.2 config.
 
 #ifndef TESTS_MODEL_RANDOM_CHECKPOINT_H_
 #define TESTS_MODEL_RANDOM_CHECKPOINT_H_
@@ -54,6 +54,7 @@ class RandomCheckpointMaker {
     Matrix(attention + "kv_b_proj.weight", heads * (config_.qk_nope_head_dim + config_.v_head_dim),
            config_.kv_lora_rank);
     Matrix(attention + "o_proj.weight", hidden, heads * config_.v_head_dim);
+    if (config_.family == ModelFamily::kDeepseekV32) Indexer(attention + "indexer.");
     if (!config_.IsMoeLayer(layer)) return Mlp(prefix + "mlp.", config_.intermediate_size);
     Matrix(prefix + "mlp.gate.weight", config_.gate.num_experts, hidden);
     if (config_.gate.method == kernels::GateMethod::kNoAuxTc) {
@@ -65,6 +66,14 @@ class RandomCheckpointMaker {
     if (config_.n_shared_experts > 0) {
       Mlp(prefix + "mlp.shared_experts.", config_.n_shared_experts * config_.moe_intermediate_size);
     }
+  }
+  void Indexer(const std::string& prefix) {
+    const int64_t dim = config_.index_head_dim;
+    Matrix(prefix + "wq_b.weight", config_.index_n_heads * dim, config_.q_lora_rank);
+    Matrix(prefix + "wk.weight", dim, config_.hidden_size);
+    Matrix(prefix + "weights_proj.weight", config_.index_n_heads, config_.hidden_size);
+    Norm(prefix + "k_norm.weight", dim);
+    Add(prefix + "k_norm.bias", {dim}, 0, 0.5);
   }
   void Mlp(const std::string& prefix, int64_t intermediate) {
     Matrix(prefix + "gate_proj.weight", intermediate, config_.hidden_size);

@@ -1,5 +1,6 @@
-// V2 and V3 in double precision and plain loops, as models.md 3-5 write them: a prompt in, the
-// logits of every position out.  Decompressed attention, no cache, nothing shared with kernels/.
+// V2, V3 and V3.2 in double precision and plain loops, as models.md 3-6 write them: a prompt in,
+// the logits of every position out.  Decompressed attention, no cache, nothing shared with
+// kernels/.
 
 #ifndef TESTS_MODEL_REFERENCE_NETWORK_H_
 #define TESTS_MODEL_REFERENCE_NETWORK_H_
@@ -99,15 +100,17 @@ class ReferenceNetwork {
     return y;
   }
 
-  void Rotate(double* x, size_t position) const {
+  void Rotate(double* x, size_t position) const { Rotate(x, position, config_.rope.interleave); }
+
+  void Rotate(double* x, size_t position, bool interleave) const {
     const size_t half = inv_freq_.size();
     const Row before(x, x + 2 * half);
     const double factor = RopeAttentionFactor(config_.rope);
     for (size_t i = 0; i < half; ++i) {
       const double angle = static_cast<float>(position) * inv_freq_[i];
       const double c = std::cos(angle) * factor, s = std::sin(angle) * factor;
-      const size_t first = config_.rope.interleave ? 2 * i : i;
-      const size_t second = config_.rope.interleave ? 2 * i + 1 : i + half;
+      const size_t first = interleave ? 2 * i : i;
+      const size_t second = interleave ? 2 * i + 1 : i + half;
       x[first] = before[first] * c - before[second] * s;
       x[second] = before[second] * c + before[first] * s;
     }
@@ -117,10 +120,12 @@ class ReferenceNetwork {
     const size_t heads = config_.num_attention_heads, rank = config_.kv_lora_rank;
     const size_t nope = config_.qk_nope_head_dim, rope = config_.qk_rope_head_dim;
     const size_t qk = nope + rope, v = config_.v_head_dim;
+    Rows q_a;
+    if (config_.q_lora_rank > 0) {
+      q_a = Norm(Multiply(prefix + "q_a_proj.weight", a), prefix + "q_a_layernorm.weight", 1e-6);
+    }
     Rows q = config_.q_lora_rank == 0 ? Multiply(prefix + "q_proj.weight", a)
-                                      : Multiply(prefix + "q_b_proj.weight",
-                                                 Norm(Multiply(prefix + "q_a_proj.weight", a),
-                                                      prefix + "q_a_layernorm.weight", 1e-6));
+                                      : Multiply(prefix + "q_b_proj.weight", q_a);
     Rows kv_a = Multiply(prefix + "kv_a_proj_with_mqa.weight", a);
     Rows latent, k_rope;
     for (size_t t = 0; t < a.size(); ++t) {
@@ -131,6 +136,8 @@ class ReferenceNetwork {
     }
     const Rows kv =
         Multiply(prefix + "kv_b_proj.weight", Norm(latent, prefix + "kv_a_layernorm.weight", 1e-6));
+    const std::vector<std::vector<bool>> attended = Attended(
+        prefix + "indexer.", a, q_a, /*sparse=*/config_.family == ModelFamily::kDeepseekV32);
     Rows out(a.size(), Row(heads * v));
     for (size_t t = 0; t < a.size(); ++t) {
       for (size_t m = 0; m < heads; ++m) {
@@ -141,6 +148,7 @@ class ReferenceNetwork {
           p[j] = config_.softmax_scale() *
                  (std::inner_product(key, key + nope, query, 0.0) +
                   std::inner_product(k_rope[j].begin(), k_rope[j].end(), query + nope, 0.0));
+          if (!attended[t][j]) p[j] = -std::numeric_limits<double>::infinity();
         }
         Softmax(p);
         for (size_t j = 0; j <= t; ++j) {
@@ -150,6 +158,43 @@ class ReferenceNetwork {
       }
     }
     return Multiply(prefix + "o_proj.weight", out);
+  }
+
+  // Which keys each token attends: all before it, or the indexer's choice among them.
+  std::vector<std::vector<bool>> Attended(const std::string& prefix, const Rows& a, const Rows& q_a,
+                                          bool sparse) const {
+    std::vector<std::vector<bool>> attended(a.size());
+    for (size_t t = 0; t < a.size(); ++t) attended[t].assign(t + 1, !sparse);
+    if (!sparse) return attended;
+    const size_t heads = config_.index_n_heads, dim = config_.index_head_dim;
+    Rows q = Multiply(prefix + "wq_b.weight", q_a);
+    Rows k = Multiply(prefix + "wk.weight", a);
+    const Rows weights = Multiply(prefix + "weights_proj.weight", a);
+    const Row gain = Values(prefix + "k_norm.weight"), bias = Values(prefix + "k_norm.bias");
+    for (size_t t = 0; t < a.size(); ++t) {
+      for (size_t m = 0; m < heads; ++m) Rotate(&q[t][m * dim], t, /*interleave=*/false);
+      const double n = static_cast<double>(dim);
+      const double mean = std::accumulate(k[t].begin(), k[t].end(), 0.0) / n;
+      double variance = 0;
+      for (const double x : k[t]) variance += (x - mean) * (x - mean) / n;
+      for (size_t i = 0; i < dim; ++i) {
+        k[t][i] = (k[t][i] - mean) / std::sqrt(variance + 1e-6) * gain[i] + bias[i];
+      }
+      Rotate(k[t].data(), t, /*interleave=*/false);
+    }
+    for (size_t t = 0; t < a.size(); ++t) {
+      Row scores(t + 1);
+      for (size_t j = 0; j <= t; ++j) {
+        for (size_t m = 0; m < heads; ++m) {
+          const double* query = &q[t][m * dim];
+          scores[j] += weights[t][m] *
+                       std::max(0.0, std::inner_product(k[j].begin(), k[j].end(), query, 0.0));
+        }
+      }
+      const size_t count = std::min<size_t>(t + 1, config_.index_topk);
+      for (const size_t j : Largest(scores, count)) attended[t][j] = true;
+    }
+    return attended;
   }
 
   static void Softmax(Row& row) {
