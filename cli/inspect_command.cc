@@ -21,8 +21,6 @@
 namespace cli {
 namespace {
 
-constexpr int32_t kBlockSize = 64;  // tokens
-
 // 1234567 -> "1.2 MB".
 std::string Bytes(int64_t bytes) {
   const char* const units[] = {"B", "kB", "MB", "GB", "TB"};
@@ -32,17 +30,34 @@ std::string Bytes(int64_t bytes) {
   return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.1f %s", value, units[unit]);
 }
 
+void PrintAttention(const model::ModelConfig& config, std::ostream& out) {
+  if (config.family != model::ModelFamily::kDeepseekV4) {
+    out << absl::StrFormat(
+        "attention    %d heads, query and key %d + %d rotary, value %d; latent %d; query rank %s\n",
+        config.num_attention_heads, config.qk_nope_head_dim, config.qk_rope_head_dim,
+        config.v_head_dim, config.kv_lora_rank,
+        config.q_lora_rank == 0 ? "full" : absl::StrCat(config.q_lora_rank));
+    return;
+  }
+  out << absl::StrFormat(
+      "attention    %d heads of %d + %d rotary, one key that is the value; query rank %d\n",
+      config.num_attention_heads, config.qk_nope_head_dim, config.qk_rope_head_dim,
+      config.q_lora_rank);
+  out << absl::StrFormat(
+      "layers       %d with a window of %d tokens only, %d with the best entries of %d tokens too, "
+      "%d with all entries of %d\n",
+      config.CountLayers(model::LayerType::kSlidingAttention), config.sliding_window,
+      config.CountLayers(model::LayerType::kCompressedSparseAttention), config.csa_ratio,
+      config.CountLayers(model::LayerType::kHeavilyCompressedAttention), config.hca_ratio);
+}
+
 void PrintShape(const model::ModelConfig& config, std::ostream& out) {
   int32_t moe_layers = 0;
   for (int32_t i = 0; i < config.num_hidden_layers; ++i) moe_layers += config.IsMoeLayer(i);
   out << absl::StrFormat("model        %s: %d layers (%d dense, %d of experts), hidden size %d\n",
                          config.model_type, config.num_hidden_layers,
                          config.num_hidden_layers - moe_layers, moe_layers, config.hidden_size);
-  out << absl::StrFormat(
-      "attention    %d heads, query and key %d + %d rotary, value %d; latent %d; query rank %s\n",
-      config.num_attention_heads, config.qk_nope_head_dim, config.qk_rope_head_dim,
-      config.v_head_dim, config.kv_lora_rank,
-      config.q_lora_rank == 0 ? "full" : absl::StrCat(config.q_lora_rank));
+  PrintAttention(config, out);
   if (config.index_topk > 0) {
     out << absl::StrFormat("indexer      %d heads of %d; %d keys attended\n", config.index_n_heads,
                            config.index_head_dim, config.index_topk);
@@ -53,9 +68,10 @@ void PrintShape(const model::ModelConfig& config, std::ostream& out) {
                            config.moe_intermediate_size);
   }
   out << absl::StrFormat("context      %d tokens", config.max_position_embeddings);
-  if (config.rope.yarn) {
-    out << absl::StrFormat(" (YaRN: %g times %d)", config.rope.factor,
-                           config.rope.original_max_position_embeddings);
+  for (const model::RopeConfig& rope : {config.rope, config.compress_rope}) {
+    if (!rope.yarn) continue;
+    out << absl::StrFormat(" (YaRN: %g times %d)", rope.factor,
+                           rope.original_max_position_embeddings);
   }
   out << absl::StrFormat(
       "; vocabulary %d; EOS %s\n", config.vocab_size,
@@ -90,20 +106,25 @@ void PrintSummary(const model::CheckpointSummary& summary, std::ostream& out) {
 }
 
 void PrintCache(const model::ModelConfig& config, std::ostream& out) {
-  if (config.kv_lora_rank == 0) return;  // V4 keeps other entries
+  const int32_t block_size = model::DefaultBlockSize(config);
   for (const model::KvCacheDtype dtype :
        {model::KvCacheDtype::kFloat32, model::KvCacheDtype::kBfloat16, model::KvCacheDtype::kFp8}) {
-    const model::CacheLayout layout(model::MakeCacheSpec(config, dtype, kBlockSize));
-    int64_t bytes = 0;                 // a token
+    const model::CacheLayout layout(model::MakeCacheSpec(config, dtype, block_size));
+    double bytes = 0;                  // a token
     std::vector<std::string> a_layer;  // by group
     for (const model::CacheGroup& group : layout.spec().groups) {
-      bytes += int64_t{group.entry_bytes} * group.layers;
-      a_layer.push_back(absl::StrCat(group.entry_bytes));
+      bytes += double(group.entry_bytes) * group.layers / group.tokens_per_entry;
+      a_layer.push_back(group.tokens_per_entry == 1
+                            ? absl::StrCat(group.entry_bytes)
+                            : absl::StrCat(group.entry_bytes, "/", group.tokens_per_entry));
     }
     out << absl::StrFormat(
-        "KV cache     %-8s %d bytes a token (%s a layer), %d a block of %d tokens\n",
+        "KV cache     %-8s %.0f bytes a token (%s a layer), %d a block of %d tokens\n",
         std::string(model::KvCacheDtypeName(dtype)), bytes, absl::StrJoin(a_layer, " + "),
-        layout.block_bytes(), kBlockSize);
+        layout.block_bytes(), block_size);
+    if (const int64_t state = layout.spec().state_slot_bytes; state > 0) {
+      out << absl::StrFormat("             and %s of state a sequence\n", Bytes(state));
+    }
   }
 }
 

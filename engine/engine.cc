@@ -51,7 +51,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
 
   model::NetworkOptions network_options;
   ASSIGN_OR_RETURN(network_options.kv_cache_dtype, ParseKvCacheDtype(options.kv_cache_dtype));
-  network_options.block_size = options.block_size;
+  network_options.block_size =
+      options.block_size == 0 ? model::DefaultBlockSize(config) : options.block_size;
   network_options.max_model_len =
       options.max_model_len > 0 ? options.max_model_len : config.max_position_embeddings;
   if (network_options.max_model_len > config.max_position_embeddings) {
@@ -59,12 +60,13 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
                                                    " exceeds the checkpoint's ",
                                                    config.max_position_embeddings, " positions"));
   }
-  if (options.block_size <= 0 || options.block_size % 64 != 0) {
+  if (options.block_size < 0 || options.block_size % 64 != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("block_size must be a positive multiple of 64, is ", options.block_size));
   }
   model::StepLimits limits = options.limits;
-  limits.max_blocks_per_seq = BlocksFor(network_options.max_model_len, options.block_size);
+  limits.max_blocks_per_seq = BlocksFor(network_options.max_model_len, network_options.block_size);
+  limits.sliding_window = config.sliding_window;
   limits.max_history_tokens = std::max(limits.max_history_tokens, network_options.max_model_len);
   limits.max_tokens = std::max(limits.max_tokens, limits.max_seqs);
   limits.max_absorbed_tokens =

@@ -33,10 +33,10 @@ struct EngineOptions {
   std::string dtype = "auto";           // activations: auto, float32, bfloat16
   std::string kv_cache_dtype = "auto";  // auto, float32, bfloat16, fp8; auto: the activations' type
   int32_t num_threads = 0;              // CPU; 0: all cores this process may use
-  int32_t block_size = 64;              // tokens
+  int32_t block_size = 0;               // tokens; 0: the model's (model::DefaultBlockSize)
   int32_t max_model_len = 0;            // tokens; 0: the checkpoint's
   int32_t num_penalty_slots = 64;       // sequences with penalties at a time
-  model::StepLimits limits;             // max_blocks_per_seq is set from max_model_len
+  model::StepLimits limits;             // max_blocks_per_seq, sliding_window are the model's
 };
 
 // What a step returned, in plan order.  Valid until the step after next is launched.

@@ -105,7 +105,8 @@ int32_t PlanBuilder::Add(Sequence& seq, int32_t num_tokens, bool absorbed, bool 
     plan_.slots[row] =
         int64_t{seq.blocks[position / block_size_]} * block_size_ + position % block_size_;
     plan_.row_to_seq[row] = counts.num_seqs;
-    plan_.window_start[row] = 0;
+    plan_.window_start[row] =
+        limits.sliding_window > 0 ? std::max(0, position + 1 - limits.sliding_window) : 0;
     if (logits) {
       FERRY_CHECK(counts.num_logit_rows < limits.max_logit_rows)
           << "limit=" << limits.max_logit_rows;

@@ -1,9 +1,11 @@
 #include "model/cache_spec.h"
 
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/store_kv.h"
+#include "model/deepseek_v4_layout.h"
 #include "xxhash.h"
 
 namespace model {
@@ -11,29 +13,6 @@ namespace {
 
 int64_t AlignUp(int64_t value, int64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
-}
-
-// The format of a group whose fp8 form is `fp8`.
-kernels::KvFormat FormatOf(KvCacheDtype dtype, kernels::KvFormat fp8) {
-  switch (dtype) {
-    case KvCacheDtype::kFloat32:
-      return kernels::KvFormat::kFloat32;
-    case KvCacheDtype::kBfloat16:
-      return kernels::KvFormat::kBfloat16;
-    case KvCacheDtype::kFp8:
-      return fp8;
-  }
-  return fp8;
-}
-
-// A group of entries of `dim` values and `rope_dim` rotary ones.
-CacheGroup MakeGroup(std::string name, int32_t layers, kernels::KvFormat format, int32_t dim,
-                     int32_t rope_dim) {
-  return {.name = std::move(name),
-          .layers = layers,
-          .entry_bytes = kernels::KvEntryBytes(format, dim, rope_dim),
-          .format = format,
-          .block_multiple = kernels::KvBlockMultiple(format, dim, rope_dim)};
 }
 
 }  // namespace
@@ -50,16 +29,46 @@ std::string_view KvCacheDtypeName(KvCacheDtype dtype) {
   return "unknown";
 }
 
+kernels::KvFormat FormatOf(KvCacheDtype dtype, kernels::KvFormat fp8) {
+  switch (dtype) {
+    case KvCacheDtype::kFloat32:
+      return kernels::KvFormat::kFloat32;
+    case KvCacheDtype::kBfloat16:
+      return kernels::KvFormat::kBfloat16;
+    case KvCacheDtype::kFp8:
+      return fp8;
+  }
+  return fp8;
+}
+
+CacheGroup MakeCacheGroup(std::string name, int32_t layers, kernels::KvFormat format, int32_t dim,
+                          int32_t rope_dim) {
+  return {.name = std::move(name),
+          .layers = layers,
+          .entry_bytes = kernels::KvEntryBytes(format, dim, rope_dim),
+          .format = format,
+          .block_multiple = kernels::KvBlockMultiple(format, dim, rope_dim)};
+}
+
+int32_t DefaultBlockSize(const ModelConfig& config) {
+  if (config.family != ModelFamily::kDeepseekV4) return 64;
+  const int32_t unit = std::lcm(std::lcm(64, config.csa_ratio), config.hca_ratio);
+  return (256 + unit - 1) / unit * unit;
+}
+
 CacheSpec MakeCacheSpec(const ModelConfig& config, KvCacheDtype dtype, int32_t block_size) {
+  if (config.family == ModelFamily::kDeepseekV4) {
+    return DeepseekV4Layout(config, dtype, block_size).spec();
+  }
   CacheSpec spec;
   spec.block_size = block_size;
-  spec.groups.push_back(MakeGroup("latent", config.num_hidden_layers,
-                                  FormatOf(dtype, kernels::KvFormat::kFp8Latent),
-                                  config.kv_lora_rank, config.qk_rope_head_dim));
+  spec.groups.push_back(MakeCacheGroup("latent", config.num_hidden_layers,
+                                       FormatOf(dtype, kernels::KvFormat::kFp8Latent),
+                                       config.kv_lora_rank, config.qk_rope_head_dim));
   if (config.family == ModelFamily::kDeepseekV32) {
-    spec.groups.push_back(MakeGroup("index_key", config.num_hidden_layers,
-                                    FormatOf(dtype, kernels::KvFormat::kFp8IndexKey),
-                                    config.index_head_dim, /*rope_dim=*/0));
+    spec.groups.push_back(MakeCacheGroup("index_key", config.num_hidden_layers,
+                                         FormatOf(dtype, kernels::KvFormat::kFp8IndexKey),
+                                         config.index_head_dim, /*rope_dim=*/0));
   }
   return spec;
 }

@@ -47,6 +47,17 @@ struct CacheSpec {
   absl::Status Validate() const;
 };
 
+// The format of a group whose fp8 form is `fp8`.
+kernels::KvFormat FormatOf(KvCacheDtype dtype, kernels::KvFormat fp8);
+
+// A group of entries of `dim` values and `rope_dim` rotary ones, one a token.
+CacheGroup MakeCacheGroup(std::string name, int32_t layers, kernels::KvFormat format, int32_t dim,
+                          int32_t rope_dim);
+
+// Tokens of a block where nobody asks for another size: 64, with V4's entries of several tokens 256
+// or the next multiple that every entry divides.
+int32_t DefaultBlockSize(const ModelConfig& config);
+
 // What `config`'s network keeps.
 CacheSpec MakeCacheSpec(const ModelConfig& config, KvCacheDtype dtype, int32_t block_size);
 

@@ -218,6 +218,10 @@ absl::Status ReadDeepseekV4Config(ConfigReader& reader, ModelConfig& config) {
   ReadLayerTypes(reader, config);
   ReadMlpLayerTypes(reader, config);
   RefuseUnsupported(reader);
+  if (config.CountLayers(LayerType::kSlidingAttention) == config.num_hidden_layers) {
+    reader.Fail(reader.Find("layer_types") != nullptr ? "layer_types" : "compress_ratios",
+                "must have a layer that compresses");
+  }
   RETURN_IF_ERROR(reader.status());
   RETURN_IF_ERROR(ReadRopes(reader, config));
   return ReadQuantization(reader, config);

@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "model/deepseek_v2.h"
 #include "model/deepseek_v32.h"
+#include "model/deepseek_v4.h"
+#include "model/deepseek_v4_weights.h"
 #include "model/json.h"
 #include "model/safetensors.h"
 #include "model/weights.h"
@@ -27,7 +29,10 @@ absl::StatusOr<std::unique_ptr<Network>> LoadNetwork(const std::string& model_di
   ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(model_dir));
   std::string digest = WeightsDigest(config_text, *checkpoint);
   if (config.family == ModelFamily::kDeepseekV4) {
-    return absl::UnimplementedError("deepseek_v4 checkpoints cannot be run yet");
+    ASSIGN_OR_RETURN(V4Weights weights,
+                     LoadDeepseekV4Weights(std::move(checkpoint), config, backend));
+    return DeepseekV4::Create(std::move(config), std::move(weights), std::move(digest), options,
+                              backend);
   }
   ASSIGN_OR_RETURN(Weights weights, LoadWeights(std::move(checkpoint), config, backend));
   switch (config.family) {

@@ -33,6 +33,8 @@ struct StepLimits {
   int32_t max_logit_rows = 0;         // rows whose full logits are returned (parity)
   int32_t max_copies = 64;            // copy-on-write blocks a step
   int32_t max_history_tokens = 8192;  // tokens of penalty resets a step
+  // The model's (V4): what StepPlan::window_start is made with.  0: no window.
+  int32_t sliding_window = 0;
 
   // Of one sequence; partial results of a step are at most max_absorbed_tokens * kMaxSplitsPerSeq.
   static constexpr int32_t kMaxSplitsPerSeq = 16;

@@ -26,7 +26,8 @@ void AddWorkerFlags(CLI::App& app, WorkerOptions* options) {
   add("--kv_cache_dtype", options->engine.kv_cache_dtype,
       "cache: auto, float32, bfloat16 or fp8; auto: as --dtype");
   add("--num_threads", options->engine.num_threads, "CPU threads; 0: all cores of this process");
-  add("--block_size", options->engine.block_size, "tokens a cache block, a multiple of 64");
+  add("--block_size", options->engine.block_size,
+      "tokens a cache block, a multiple of 64; 0: the model's");
   add("--max_model_len", options->engine.max_model_len, "tokens; 0: the checkpoint's");
   add("--max_batch_tokens", options->engine.limits.max_tokens, "new tokens a step, at most");
   add("--max_seqs", options->engine.limits.max_seqs, "sequences a step, at most");

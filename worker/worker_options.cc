@@ -48,8 +48,8 @@ absl::Status WorkerOptions::Validate() const {
           "--kv_cache_dtype: \"", engine.kv_cache_dtype,
           "\" is not auto, float32, bfloat16 or fp8");
   require(engine.num_threads >= 0, "--num_threads: ", engine.num_threads, " is negative");
-  require(engine.block_size > 0 && engine.block_size % 64 == 0, "--block_size: ", engine.block_size,
-          " is not a positive multiple of 64");
+  require(engine.block_size >= 0 && engine.block_size % 64 == 0,
+          "--block_size: ", engine.block_size, " is not a multiple of 64, or 0");
   require(engine.max_model_len >= 0, "--max_model_len: ", engine.max_model_len, " is negative");
   require(engine.limits.max_tokens > 0, "--max_batch_tokens: ", engine.limits.max_tokens,
           " is not positive");

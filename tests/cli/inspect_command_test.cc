@@ -49,6 +49,24 @@ TEST(InspectCommandTest, ShowsTheIndexerAndItsKeys) {
   }
 }
 
+TEST(InspectCommandTest, ShowsKindsOfLayersAndStateOfV4) {
+  std::ostringstream out;
+  const absl::Status status = InspectCheckpoint(GoldenModel("v4_native"), out);
+  ASSERT_TRUE(status.ok()) << status;
+  for (const char* part :
+       {"deepseek_v4: 4 layers (0 dense, 4 of experts)",
+        "4 heads of 448 + 64 rotary, one key that is the value; query rank 64",
+        "1 with a window of 128 tokens only, 2 with the best entries of 4 tokens too, 1 with all "
+        "entries of 128",
+        "16 heads of 128; 32 keys attended", "(YaRN: 4 times 64)", "; complete",
+        // Two layers of 584 and 132 bytes for 4 tokens, one of 584 for 128.
+        "fp8      363 bytes a token (584/4 + 584/128 + 132/4 a layer)", "a block of 256 tokens",
+        // Four windows of 128 entries of 584 bytes; sums of 2 * 6 * 640 and 3 * 512 floats.
+        "and 335.9 kB of state a sequence"}) {
+    EXPECT_THAT(out.str(), HasSubstr(part));
+  }
+}
+
 TEST(InspectCommandTest, CountsParametersAndSkippedTensors) {
   const std::string dir = ::testing::TempDir() + "/inspect_test";
   model::EditableCheckpoint checkpoint = model::EditableCheckpoint::Read(GoldenModel("v2_group"));

@@ -64,6 +64,25 @@ TEST_F(PlanBuilderTest, AChunkHasItsPositionsSlotsAndLengths) {
   EXPECT_EQ(plan_.counts().num_splits, 0);
 }
 
+// V4: the first position of each row's window.
+TEST_F(PlanBuilderTest, RowsOfAModelWithAWindowSayWhereItBegins) {
+  model::StepLimits limits = Limits();
+  limits.sliding_window = 5;
+  model::StepPlan plan(limits);
+  PlanBuilder builder(kBlockSize, plan);
+  Sequence seq = Prompt(70);
+  builder.Begin(0);
+  builder.Add(seq, 7, /*absorbed=*/false, /*sample=*/false);
+  EXPECT_THAT(Take(plan.window_start, 7), ElementsAre(0, 0, 0, 0, 0, 1, 2));
+  builder.Begin(1);
+  builder.Add(seq, 1, /*absorbed=*/true, /*sample=*/false);
+  EXPECT_THAT(Take(plan.window_start, 1), ElementsAre(3));
+  Sequence without = Prompt(70);
+  builder_.Begin(2);
+  builder_.Add(without, 20, /*absorbed=*/false, /*sample=*/false);
+  EXPECT_THAT(Take(plan_.window_start, 20), ::testing::Each(0));
+}
+
 TEST_F(PlanBuilderTest, ADecodeMayTakeWhatThePreviousStepSamples) {
   Sequence other = Prompt(3);
   Sequence seq = Prompt(63);

@@ -4,12 +4,15 @@
 
 #include <filesystem>
 #include <functional>
+#include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "status/check.h"
 #include "tests/model/editable_checkpoint.h"
+#include "tests/model/network_runner.h"
 #include "tests/model/published_v4.h"
+#include "tests/numerics/compare.h"
 
 namespace model {
 namespace {
@@ -40,11 +43,6 @@ class DeepseekV4WeightsTest : public ::testing::Test {
   std::string dir_ = ::testing::TempDir() + "/deepseek_v4_weights_test_" +
                      ::testing::UnitTest::GetInstance()->current_test_info()->name();
 
-  static std::string GoldenModel(const std::string& name) {
-    const char* dir = std::getenv("FERRY_GOLDEN_DIR");
-    FERRY_CHECK(dir != nullptr) << "FERRY_GOLDEN_DIR is not set";
-    return std::string(dir) + "/models/" + name;
-  }
   // What the loader says about `checkpoint`.
   absl::Status Check(const EditableCheckpoint& checkpoint) {
     checkpoint.Write(dir_);
@@ -55,6 +53,91 @@ class DeepseekV4WeightsTest : public ::testing::Test {
     return CheckCheckpoint(**opened, *config).status();
   }
 };
+
+// A released name as the module is called in transformers (models.md 2.4); experts stay as they
+// are.
+std::string ModuleName(std::string name) {
+  if (name == "head.weight") return "lm_head.weight";
+  const std::pair<const char*, const char*> parts[] = {
+      {"embed.", "embed_tokens."},
+      {"hc_head_", "hc_head.hc_"},
+      {"hc_attn_", "attn_hc."},
+      {"hc_ffn_", "ffn_hc."},
+      {".attn_norm.", ".input_layernorm."},
+      {".ffn_norm.", ".post_attention_layernorm."},
+      {".attn.attn_sink", ".attn.sinks"},
+      {".indexer.compressor.", ".indexer."},
+      {".indexer.", ".compressor.indexer."},
+      {".indexer.weights_proj.", ".indexer.scorer.weights_proj."},
+      {".indexer.norm.", ".indexer.kv_norm."},
+      {".compressor.norm.", ".compressor.kv_norm."},
+      {".attn.q_norm.", ".attn.q_a_norm."},
+      {".wq_a.", ".q_a_proj."},
+      {".wq_b.", ".q_b_proj."},
+      {".wkv.", ".kv_proj."},
+      {".wgate.", ".gate_proj."},
+      {".wo_a.", ".o_a_proj."},
+      {".wo_b.", ".o_b_proj."},
+      {".ape", ".position_bias"},
+      {".gate.bias", ".gate.e_score_correction_bias"},
+      {".shared_experts.w1.", ".shared_experts.gate_proj."},
+      {".shared_experts.w3.", ".shared_experts.up_proj."},
+      {".shared_experts.w2.", ".shared_experts.down_proj."},
+      {".attn.", ".self_attn."},
+      {".ffn.", ".mlp."}};
+  for (const auto& [from, to] : parts) {
+    if (const size_t at = name.find(from); at != std::string::npos) {
+      name.replace(at, std::strlen(from), to);
+    }
+  }
+  return "model." + name;
+}
+
+std::vector<float> Logits(const std::string& model_dir) {
+  NetworkRunner runner(model_dir);
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < 140; ++i) tokens.push_back(i * 37 % runner.vocab_size());
+  engine::Sequence seq = runner.NewSequence(tokens);
+  return runner.Run(seq, 512);
+}
+
+TEST_F(DeepseekV4WeightsTest, ModuleNamesAndFusedExpertsGiveTheSameBits) {
+  EditableCheckpoint checkpoint = EditableCheckpoint::Read(GoldenModel("v4"));
+  const auto released = std::exchange(checkpoint.tensors, {});
+  for (const auto& [name, tensor] : released) {
+    if (name.find(".experts.") == std::string::npos) checkpoint.tensors[ModuleName(name)] = tensor;
+  }
+  for (int layer = 0; layer < 4; ++layer) {
+    const std::string number = std::to_string(layer);
+    const std::string prefix = "layers." + number + ".ffn.experts.";
+    EditableCheckpoint::Tensor gate_up{"BF16", {8, 128, 64}, ""}, down{"BF16", {8, 64, 64}, ""};
+    for (int e = 0; e < 8; ++e) {
+      const std::string expert = prefix + std::to_string(e);
+      gate_up.bytes += released.at(expert + ".w1.weight").bytes;
+      gate_up.bytes += released.at(expert + ".w3.weight").bytes;
+      down.bytes += released.at(expert + ".w2.weight").bytes;
+    }
+    checkpoint.tensors["model.layers." + number + ".mlp.experts.gate_up_proj"] = gate_up;
+    checkpoint.tensors["model.layers." + number + ".mlp.experts.down_proj"] = down;
+  }
+  ASSERT_TRUE(checkpoint.tensors.contains(
+      "model.layers.1.self_attn.compressor.indexer.scorer.weights_proj.weight"));
+  ASSERT_TRUE(
+      checkpoint.tensors.contains("model.layers.1.self_attn.compressor.indexer.kv_proj.weight"));
+  checkpoint.Write(dir_, /*num_shards=*/2);
+  EXPECT_TRUE(numerics::BitEqual(Logits(dir_), Logits(GoldenModel("v4"))));
+  EXPECT_EQ(NetworkRunner(dir_).network().skipped_tensors(), 0);
+}
+
+TEST_F(DeepseekV4WeightsTest, LayersForDraftingAreSkippedAndCounted) {
+  const NetworkRunner runner(GoldenModel("v4_native"));
+  int64_t draft = 0;
+  for (const auto& [name, tensor] : EditableCheckpoint::Read(GoldenModel("v4_native")).tensors) {
+    draft += name.substr(0, 4) == "mtp.";
+  }
+  EXPECT_GT(draft, 0);
+  EXPECT_EQ(runner.network().skipped_tensors(), draft);
+}
 
 TEST_F(DeepseekV4WeightsTest, SaysWhatIsWrongNamingFileTensorExpectedAndFound) {
   struct BadCheckpoint {
