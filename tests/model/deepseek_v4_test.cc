@@ -186,11 +186,11 @@ TEST(DeepseekV4CreateTest, RefusesPlansForAnotherWindow) {
   NetworkOptions options = NetworkRunner::Options();
   options.block_size = 256;
   options.limits.sliding_window = 64;
-  EXPECT_THAT(LoadNetwork(GoldenModel("v4"), options, *backend).status().ToString(),
+  EXPECT_THAT(LoadNetwork(GoldenModel("v4_native"), options, *backend).status().ToString(),
               ::testing::HasSubstr("a sliding window of 64 tokens, the model's has 128"));
   options.limits.sliding_window = 128;
   options.block_size = 64;
-  EXPECT_THAT(LoadNetwork(GoldenModel("v4"), options, *backend).status().ToString(),
+  EXPECT_THAT(LoadNetwork(GoldenModel("v4_native"), options, *backend).status().ToString(),
               ::testing::HasSubstr("cache group hca cannot be laid out"));
 }
 
