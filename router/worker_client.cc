@@ -110,7 +110,10 @@ class ReadCall final : public grpc::ClientReadReactor<Response>,
       End();
       return;
     }
-    sink_.on_message(message_);
+    // Taken out: gRPC's threads write message_ from ReadNext on, which the sink may call at once.
+    Response message;
+    message.Swap(&message_);
+    sink_.on_message(message);
   }
   void HandleDone(const grpc::Status& status) {
     if (!detached_) sink_.on_end(WithAddress(status::FromGrpc(status), address_));

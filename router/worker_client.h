@@ -71,6 +71,7 @@ class RpcStream : public RpcCall {
 
 template <typename Message>
 struct StreamSink {
+  // The message stays as it is until this returns, also behind a ReadNext.
   std::function<void(const Message&)> on_message;
   std::function<void(absl::Status)> on_end;  // once, after the last message; unless cancelled by us
 };
