@@ -80,9 +80,11 @@ void PrefillScheduler::Run() {
     const absl::Time next = CheckTimes(absl::Now());
     AdmitWaiting();
     const bool launched = in_flight_.size() < 2 && LaunchStep();
-    if (!launched && !in_flight_.empty()) CollectStep();
+    const bool collected = !launched && !in_flight_.empty();
+    if (collected) CollectStep();
     Publish();
-    if (!in_flight_.empty()) continue;
+    // A step that has ended may have made room for the next one, in slots or in blocks.
+    if (launched || collected) continue;
     std::unique_lock<std::mutex> lock(mutex_);
     const auto wanted = [this] { return stopping_ || !commands_.empty(); };
     if (next == absl::InfiniteFuture()) {
