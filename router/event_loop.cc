@@ -6,6 +6,12 @@
 #include "status/check.h"
 
 namespace router {
+namespace {
+
+// A timer that is so late says that the loop could not run.
+constexpr absl::Duration kMissedTime = absl::Milliseconds(250);
+
+}  // namespace
 
 EventLoop::EventLoop() : thread_([this] { Main(); }) {}
 
@@ -56,6 +62,10 @@ void EventLoop::CancelTimer(TimerId id) {
 }
 
 absl::Time EventLoop::RunTimers() {
+  if (!timers_.empty()) {
+    const absl::Duration late = Now() - timers_.begin()->first.first;
+    if (late > kMissedTime) missed_ += late;
+  }
   while (!timers_.empty()) {
     const auto first = timers_.begin();
     if (first->first.first > Now()) return first->first.first;

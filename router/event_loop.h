@@ -37,6 +37,9 @@ class EventLoop final {
 
   // A monotonic clock; only differences of its values have a meaning.
   static absl::Time Now();
+  // The same clock without the time in which the loop could not run, because the process was
+  // stopped or starved: whoever has not listened cannot say that others were silent.  Loop thread.
+  absl::Time AwakeNow() const { return Now() - missed_; }
 
   // Runs `task` once, not earlier than after `delay`.
   TimerId After(absl::Duration delay, Task task);
@@ -54,6 +57,7 @@ class EventLoop final {
   std::map<std::pair<absl::Time, TimerId>, Task> timers_;  // loop thread only
   absl::flat_hash_map<TimerId, absl::Time> timer_times_;   // loop thread only
   TimerId next_timer_ = 1;                                 // loop thread only
+  absl::Duration missed_ = absl::ZeroDuration();           // loop thread only
 
   std::mutex mutex_;  // guards everything below
   std::condition_variable wake_;

@@ -153,6 +153,7 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   absl::Time first_token_at_ = absl::InfinitePast();
   absl::Time last_token_at_ = absl::InfinitePast();  // or when the client was slow: for WatchIdle
   absl::Duration queue_time_ = absl::ZeroDuration();
+  absl::Time silent_since_;  // of the decode worker; the loop's AwakeNow
 
   EventLoop::TimerId deadline_timer_ = 0;
   EventLoop::TimerId accept_timer_ = 0;

@@ -43,7 +43,7 @@ void NameTokens(const tokenizer::Tokenizer* tokenizer, ferry::v1::PositionLogpro
 void Generation::OnClientDrained() {
   if (!paused_ || client_->pending_bytes() > kMaxPendingBytes / 2) return;
   paused_ = false;
-  last_token_at_ = EventLoop::Now();  // the silence was ours
+  silent_since_ = context_.loop->AwakeNow();  // the silence was ours
   if (decode_leg_ != nullptr) decode_leg_->ReadNext();
 }
 
@@ -60,6 +60,7 @@ void Generation::OnDecodeTokens(const ferry::v1::DecodeTokens& tokens) {
   }
   const absl::Time now = EventLoop::Now();
   last_token_at_ = now;
+  silent_since_ = context_.loop->AwakeNow();
   if (first_token_at_ == absl::InfinitePast()) {
     first_token_at_ = now;
     phase_ = Phase::kDecoding;
@@ -120,12 +121,12 @@ void Generation::OnDecodeDone(const ferry::v1::DecodeDone& done) {
 }
 
 void Generation::WatchIdle() {
-  const absl::Duration left = last_token_at_ + context_.stream_idle - EventLoop::Now();
+  const absl::Duration left = silent_since_ + context_.stream_idle - context_.loop->AwakeNow();
   idle_timer_ = context_.loop->After(left, [this] {
     idle_timer_ = 0;
     if (phase_ != Phase::kDecoding) return;
-    if (paused_) last_token_at_ = EventLoop::Now();
-    if (Since(last_token_at_) < context_.stream_idle) {
+    if (paused_) silent_since_ = context_.loop->AwakeNow();
+    if (context_.loop->AwakeNow() - silent_since_ < context_.stream_idle) {
       WatchIdle();
       return;
     }

@@ -199,7 +199,7 @@ void WorkerLink::OnInfo(absl::StatusOr<ferry::v1::WorkerInfo> info) {
     index_->StartWorker(slot_, facts_.epoch, facts_.num_blocks);
   }
   back_off_ = kFirstBackOff;
-  last_report_ = EventLoop::Now();
+  last_report_ = loop_->AwakeNow();
 
   ferry::v1::WatchLoadRequest request;
   request.set_interval_ms(static_cast<uint32_t>(
@@ -223,7 +223,7 @@ void WorkerLink::OnLoad(const ferry::v1::LoadReport& report) {
     return;
   }
   load_ = LoadOf(report);
-  last_report_ = EventLoop::Now();
+  last_report_ = loop_->AwakeNow();
   const LinkState before = state_;
   SetState(report.state() == ferry::v1::WORKER_STATE_DRAINING ? LinkState::kDraining
                                                               : LinkState::kServing);
@@ -299,7 +299,7 @@ void WorkerLink::ReconnectLater() {
 }
 
 void WorkerLink::CheckHeartbeat() {
-  const absl::Duration silence = EventLoop::Now() - last_report_;
+  const absl::Duration silence = loop_->AwakeNow() - last_report_;
   if (silence >= kDeadAfter * options_.heartbeat) {
     Lost(absl::UnavailableError(absl::StrCat("worker ", options_.address, " has been silent for ",
                                              absl::FormatDuration(silence))));

@@ -126,7 +126,7 @@ class WorkerLink final {
   WorkerFacts facts_;  // epoch empty: nobody known
   WorkerLoad load_;
   absl::Status trouble_;
-  absl::Time last_report_ = absl::InfinitePast();
+  absl::Time last_report_ = absl::InfinitePast();  // the loop's AwakeNow
   absl::Duration back_off_;
   std::shared_ptr<WorkerClient> client_;
   std::unique_ptr<RpcCall> info_call_;

@@ -34,6 +34,29 @@ TEST(EventLoopTest, RunsTasksInOrderAndTimersWhenTheyAreDue) {
   EXPECT_THAT(order, ElementsAre(1, 2, 3, 4));
 }
 
+TEST(EventLoopTest, TheAwakeClockStandsStillWhileTheLoopCannotRun) {
+  EventLoop loop;
+  const absl::Duration kAway = absl::Milliseconds(700);
+  absl::Duration passed, awake;  // the loop's thread only, read after Stop
+  std::atomic<bool> last{false};
+  loop.Run([&] {
+    const absl::Time start = EventLoop::Now();
+    const absl::Time awake_start = loop.AwakeNow();
+    loop.After(absl::Milliseconds(1), [&, start, awake_start] {
+      passed = EventLoop::Now() - start;
+      awake = loop.AwakeNow() - awake_start;
+      last = true;
+      last.notify_all();
+    });
+    while (EventLoop::Now() - start < kAway) {  // as if the process stood still
+    }
+  });
+  last.wait(false);
+  loop.Stop();
+  EXPECT_GE(passed, kAway);
+  EXPECT_LE(awake, passed - kAway + absl::Milliseconds(1));
+}
+
 TEST(EventLoopTest, ManyThreadsMayPostAndStopRunsWhatWasPosted) {
   int64_t sum = 0;  // the loop's thread only, read after Stop
   {
