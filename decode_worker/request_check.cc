@@ -14,8 +14,6 @@
 namespace decode_worker {
 namespace {
 
-constexpr size_t kMaxRequestIdBytes = 128;
-
 template <typename... Parts>
 absl::Status Invalid(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
@@ -88,10 +86,6 @@ absl::StatusOr<RequestSpec> CheckRequest(const ferry::v1::DecodeRequest& request
     return status::WithReason(
         absl::FailedPreconditionError("the request is meant for another epoch of this worker"),
         status::kStaleEpoch);
-  }
-  if (wire.key().request_id().size() > kMaxRequestIdBytes) {
-    return Invalid("request_id has ", wire.key().request_id().size(), " bytes, at most ",
-                   kMaxRequestIdBytes);
   }
   RETURN_IF_ERROR(worker::CheckRequestSpec(wire, limits.request));
   RETURN_IF_ERROR(CheckSize(wire, limits));

@@ -212,7 +212,7 @@ void Generation::OpenPrefill() {
 void Generation::PushHeldBlocks() {
   phase_ = Phase::kPrefilling;
   ferry::v1::PushHeldRequest request;
-  request.set_request_id(prepared_.request_id);
+  request.set_request_id(prepared_.spec->key().request_id());
   request.set_attempt_held(attempt_held_);
   request.set_attempt(attempt_);
   request.mutable_decode()->set_address(decode_address_);

@@ -153,10 +153,10 @@ uint64_t DrawSeed() {
   return (uint64_t{random()} << 32) | random();
 }
 
-std::string DrawRequestId() {
-  std::string raw(16, '\0');
+std::string DrawHex(size_t num_bytes) {
+  std::string raw(num_bytes, '\0');
   std::random_device random;
-  for (size_t i = 0; i < raw.size(); ++i) raw[i] = static_cast<char>(random());
+  for (char& byte : raw) byte = static_cast<char>(random());
   return absl::BytesToHexString(raw);
 }
 
@@ -258,7 +258,8 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const GenerateRequest& request,
 
   const SamplingParams& sampling = request.sampling();
   ASSIGN_OR_RETURN(const int32_t max_tokens, OutputTokens(prepared.tokens.size(), sampling, model));
-  prepared.request_id = request.request_id().empty() ? DrawRequestId() : request.request_id();
+  const bool is_named = !request.request_id().empty();
+  prepared.request_id = is_named ? request.request_id() : DrawHex(16);
   prepared.max_tokens_stated = sampling.has_max_tokens();
   prepared.stops.assign(sampling.stop().begin(), sampling.stop().end());
   prepared.include_stop = sampling.include_stop();
@@ -270,7 +271,10 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const GenerateRequest& request,
 
   prepared.spec = std::make_unique<ferry::v1::RequestSpec>();
   ferry::v1::RequestSpec& spec = *prepared.spec;
-  spec.mutable_key()->set_request_id(prepared.request_id);
+  // A client may use its name again, for another request or at another router; workers remember
+  // names.
+  spec.mutable_key()->set_request_id(is_named ? absl::StrCat(prepared.request_id, "#", DrawHex(4))
+                                              : prepared.request_id);
   spec.mutable_token_ids()->Reserve(static_cast<int>(prepared.tokens.size()));
   for (const int32_t id : prepared.tokens) spec.add_token_ids(id);
   spec.set_num_prompt_tokens(prepared.tokens.size());

@@ -10,6 +10,9 @@
 namespace worker {
 namespace {
 
+// Longer than any that the router makes of a client's.
+constexpr size_t kMaxRequestIdBytes = 160;
+
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
 template <typename T>
@@ -59,6 +62,10 @@ absl::Status CheckSampling(const ferry::v1::ResolvedSampling& s, int32_t vocab_s
 
 absl::Status CheckRequestSpec(const ferry::v1::RequestSpec& spec, const RequestLimits& limits) {
   if (spec.key().request_id().empty()) return Invalid("request_id is empty");
+  if (spec.key().request_id().size() > kMaxRequestIdBytes) {
+    return Invalid(absl::StrCat("request_id has ", spec.key().request_id().size(),
+                                " bytes, at most ", kMaxRequestIdBytes));
+  }
   if (spec.key().attempt() == 0) return Invalid("attempt is 0; attempts count from 1");
   if (spec.model() != limits.model) {
     return absl::NotFoundError(absl::StrCat("model \"", spec.model(),

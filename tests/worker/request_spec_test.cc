@@ -60,6 +60,8 @@ TEST(RequestSpecTest, BadInputHasAStatusAndASentence) {
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   const Case cases[] = {
       {[](auto& s) { s.mutable_key()->clear_request_id(); }, kInvalid, "request_id is empty"},
+      {[](auto& s) { s.mutable_key()->set_request_id(std::string(161, 'x')); }, kInvalid,
+       "request_id has 161 bytes"},
       {[](auto& s) { s.mutable_key()->set_attempt(0); }, kInvalid, "attempt is 0"},
       {[](auto& s) { s.set_model("x"); }, absl::StatusCode::kNotFound, "model \"x\""},
       {[](auto& s) { s.clear_token_ids(); }, kInvalid, "prompt has no tokens"},
