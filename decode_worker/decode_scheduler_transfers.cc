@@ -183,9 +183,11 @@ void DecodeScheduler::DoRelease(TransferRef ref, std::function<void(absl::Status
 
 void DecodeScheduler::DoAbort(TransferRef ref, std::string cause, std::function<void(bool)> done) {
   const absl::StatusOr<Request*> found = Find(ref.request);
-  // A request whose blocks are confirmed needs its sender no more.
+  // A request whose blocks are confirmed needs its sender no more, and what another sender or an
+  // older transfer gives up is not this one's.
   if (found.ok() && (*found)->phase != Phase::kRunning && !(*found)->spec.local_prefill &&
-      (*found)->spec.prefill_epoch == ref.sender) {
+      (*found)->spec.prefill_epoch == ref.sender &&
+      (!ref.transfer_id.has_value() || *ref.transfer_id == (*found)->transfer_id)) {
     Request& request = **found;
     if (request.phase == Phase::kReceiving) {
       const absl::Status aborted =
@@ -197,8 +199,7 @@ void DecodeScheduler::DoAbort(TransferRef ref, std::string cause, std::function<
     EndRequest(request, absl::AbortedError(absl::StrCat("aborted by prefill worker ",
                                                         ref.sender.ToHex(), ": ", cause)));
   }
-  receiver_.OnDrained(ref.request, ref.transfer_id.has_value() ? &*ref.transfer_id : nullptr,
-                      std::move(done));
+  receiver_.OnDrained(ref, std::move(done));
 }
 
 void DecodeScheduler::ReturnToWaitReserve(Request& request) {

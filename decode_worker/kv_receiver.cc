@@ -35,6 +35,7 @@ KvReceiver::TransferId KvReceiver::Open(uint64_t owner, const worker::RequestId&
   reserved_blocks_ += static_cast<int32_t>(blocks.size());
   transfers_[id] = {.owner = owner,
                     .request = request,
+                    .sender = sender,
                     .blocks = std::move(blocks),
                     .abandoned = false,
                     .on_drained = {}};
@@ -63,8 +64,7 @@ void KvReceiver::Abandon(const TransferId& id, const absl::Status& cause) {
   incoming_->Abort(id, cause, options_.abandon_grace);
 }
 
-void KvReceiver::OnDrained(const worker::RequestId& request, const TransferId* id,
-                           std::function<void(bool)> done) {
+void KvReceiver::OnDrained(const TransferRef& ref, std::function<void(bool)> done) {
   // Every transfer found reports once; the last report is the answer.
   struct Pending {
     int32_t left = 0;
@@ -74,7 +74,10 @@ void KvReceiver::OnDrained(const worker::RequestId& request, const TransferId* i
   auto pending = std::make_shared<Pending>();
   pending->done = std::move(done);
   for (auto& [transfer_id, transfer] : transfers_) {
-    if (transfer.request != request || (id != nullptr && transfer_id != *id)) continue;
+    if (transfer.request != ref.request || transfer.sender != ref.sender ||
+        transfer_id != ref.transfer_id.value_or(transfer_id)) {
+      continue;
+    }
     ++pending->left;
     transfer.on_drained.push_back([pending](bool landed) {
       pending->landed |= landed;

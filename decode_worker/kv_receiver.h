@@ -17,6 +17,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "decode_worker/transfer_calls.h"
 #include "engine/block_pool.h"
 #include "kv_transfer/incoming_transfers.h"
 #include "worker/worker_runtime.h"
@@ -60,11 +61,9 @@ class KvReceiver final {
   // The owner wants it no more: its on_end will not be called.  REQUIRES: open, not abandoned.
   void Abandon(const TransferId& id, const absl::Status& cause);
 
-  // Calls `done` when nothing of the transfers of `request` lands any more, with whether anything
-  // had. `id`: one transfer, or null for all of the request's attempt.  At once, with false, if
-  // there is none.
-  void OnDrained(const worker::RequestId& request, const TransferId* id,
-                 std::function<void(bool anything_landed)> done);
+  // Calls `done` when nothing of the transfers that `ref` names lands any more, with whether
+  // anything had.  At once, with false, if there is none.
+  void OnDrained(const TransferRef& ref, std::function<void(bool anything_landed)> done);
 
   // For the end of the process: calls every OnDrained that still waits.  The memory is not used
   // again.
@@ -78,6 +77,7 @@ class KvReceiver final {
   struct Transfer {
     uint64_t owner = 0;
     worker::RequestId request;
+    kv_transfer::Epoch sender;
     std::vector<engine::BlockId> blocks;
     bool abandoned = false;
     std::vector<std::function<void(bool)>> on_drained;

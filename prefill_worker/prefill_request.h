@@ -71,6 +71,7 @@ struct PrefillRequest {
   std::shared_ptr<KvSend> send;  // null: none now
   bool send_started = false;     // a first one has been
   worker::RequestId send_id;     // under which the decode worker knows it
+  kv_transfer::Epoch receiver;   // of the newest send, or of the first one to come
   bool held = false;             // blocks wait under a lease unless `send` is set
   absl::Time lease_end = absl::InfiniteFuture();
   SendResult last_result;  // of the newest send that has ended

@@ -67,9 +67,15 @@ class PrefillScheduler final : public worker::WorkerControl {
   // Returns what is left of the lease from now.  Errors: kNotFound.
   void RenewLease(const worker::RequestId& held,
                   std::function<void(absl::StatusOr<absl::Duration>)> reply);
-  // A decode worker stops a transfer.  `reply` always follows, when no byte is under way.
-  void AbortTransfer(const worker::RequestId& id, const std::string& transfer_id,
-                     const std::string& cause, std::function<void(bool any_sent)> reply);
+  // A decode worker stops a transfer to it; what goes to others is none of its business.  `reply`
+  // always follows, when no byte of that transfer is under way.
+  struct AbortCall {
+    worker::RequestId id;
+    std::string transfer_id;   // empty: whatever goes there of this attempt
+    std::string caller_epoch;  // the decode worker's
+    std::string cause;
+  };
+  void AbortTransfer(AbortCall call, std::function<void(bool any_sent)> reply);
 
   void FillInfo(ferry::v1::WorkerInfo* info) const override;
   void FillLoad(ferry::v1::LoadReport* report) const override;

@@ -157,6 +157,7 @@ class PrefillService final : public ferry::v1::PrefillWorker::CallbackService {
     RETURN_IF_ERROR(worker::CheckRequestSpec(spec, limits_));
     auto request = std::make_unique<PrefillRequest>();
     ASSIGN_OR_RETURN(request->destination, ParseDestination(message.decode()));
+    request->receiver = request->destination.epoch;
     request->id = {spec.key().request_id(), spec.key().attempt()};
     request->num_branches = static_cast<int32_t>(spec.sampling().n());
     request->arrived = absl::Now();
@@ -192,8 +193,11 @@ class AbortService final : public ferry::v1::KvTransfer::CallbackService {
                                           ferry::v1::AbortTransferResponse* response) override {
     auto reply = DeferredReply::Create(nullptr);
     scheduler_->AbortTransfer(
-        {message->key().request_id(), message->key().attempt()}, message->transfer_id(),
-        message->cause(), [reply, response](bool any_sent) {
+        {.id = {message->key().request_id(), message->key().attempt()},
+         .transfer_id = message->transfer_id(),
+         .caller_epoch = message->caller_epoch(),
+         .cause = message->cause()},
+        [reply, response](bool any_sent) {
           reply->Reply(grpc::Status::OK, [&] {
             response->set_writer_state(any_sent ? ferry::v1::WRITER_STATE_DRAINED
                                                 : ferry::v1::WRITER_STATE_NEVER_STARTED);

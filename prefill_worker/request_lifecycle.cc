@@ -122,6 +122,7 @@ void PrefillScheduler::StartSend(Request& request, const RequestId& id,
   for (const engine::BlockId block : request.seq.blocks)
     spec.blocks.push_back(runtime_->block(block));
   request.send_id = id;
+  request.receiver = destination.epoch;
   request.send_started = true;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -309,22 +310,23 @@ void PrefillScheduler::RenewLease(const RequestId& held,
   });
 }
 
-void PrefillScheduler::AbortTransfer(const RequestId& id, const std::string& transfer_id,
-                                     const std::string& cause, std::function<void(bool)> reply) {
-  Post([this, id, transfer_id, cause, reply = std::move(reply)] {
-    Request* request = FindByAnyAttempt(id);
+void PrefillScheduler::AbortTransfer(AbortCall call, std::function<void(bool)> reply) {
+  Post([this, call = std::move(call), reply = std::move(reply)] {
+    Request* request = FindByAnyAttempt(call.id);
     const bool other_transfer = request != nullptr && request->send != nullptr &&
-                                !transfer_id.empty() && request->send->transfer_id() != transfer_id;
-    if (request == nullptr || other_transfer) {
+                                !call.transfer_id.empty() &&
+                                request->send->transfer_id() != call.transfer_id;
+    const bool other_peer = request != nullptr && request->receiver.ToBytes() != call.caller_epoch;
+    if (request == nullptr || other_transfer || other_peer) {
       metrics_->CountLateEvent("abort_transfer");
       return reply(false);
     }
-    if (request->send != nullptr && request->send_id == id) {
-      return request->send->StopForPeer(cause, reply);  // OnSendEnd follows
+    if (request->send != nullptr && request->send_id == call.id) {
+      return request->send->StopForPeer(call.cause, reply);  // OnSendEnd follows
     }
     if (!request->send_started) {
       End(*request,
-          absl::AbortedError(absl::StrCat("the decode worker stopped the transfer: ", cause)));
+          absl::AbortedError(absl::StrCat("the decode worker stopped the transfer: ", call.cause)));
     }
     reply(false);  // no send of this attempt exists, and none will
   });

@@ -441,6 +441,44 @@ TEST_F(DecodeTransferTest, AbortIsAlwaysAnswered) {
   EXPECT_FALSE(abort(ref));
 }
 
+TEST_F(DecodeTransferTest, StrangersAndOldTransfersChangeNothing) {
+  Start();
+  const RequestSpec spec = Spec("r", 200, 5);
+  const auto sink = harness_->Submit(spec);
+  std::vector<FirstToken> first = prefill_->Compute(spec);
+  const absl::StatusOr<ReserveGrant> grant = ReserveAndWait(scheduler(), CallFor(spec));
+  ASSERT_TRUE(grant.ok());
+  const kv_transfer::Epoch stranger = kv_transfer::Epoch::Random();
+  kv_transfer::TransferId other = grant->transfer_id;
+  other[0] ^= 1;
+  const std::vector<TransferRef> wrong = {
+      {.request = spec.id, .transfer_id = {}, .sender = stranger},
+      {.request = spec.id, .transfer_id = grant->transfer_id, .sender = stranger},
+      {.request = spec.id, .transfer_id = other, .sender = prefill_->epoch()},
+      {.request = {"r", 7}, .transfer_id = grant->transfer_id, .sender = prefill_->epoch()},
+      {.request = {"q", 1}, .transfer_id = grant->transfer_id, .sender = prefill_->epoch()}};
+  for (const TransferRef& ref : wrong) {
+    std::promise<absl::Status> released;
+    scheduler().ReleaseTransfer(ref, [&](const absl::Status& s) { released.set_value(s); });
+    EXPECT_EQ(released.get_future().get().code(), absl::StatusCode::kNotFound);
+    std::promise<bool> landed;
+    scheduler().AbortTransfer(ref, "not mine", [&](bool any) { landed.set_value(any); });
+    EXPECT_FALSE(landed.get_future().get()) << "answered, though the transfer goes on";
+    ConfirmCall confirm = Announcement(spec, *grant, first);
+    confirm.request = ref.request;
+    confirm.sender = ref.sender;
+    confirm.transfer_id = ref.transfer_id.value_or(other);
+    EXPECT_EQ(ConfirmAndWait(scheduler(), std::move(confirm)).code(), absl::StatusCode::kNotFound);
+    ReserveCall reserve = CallFor(spec);
+    reserve.request = ref.request;
+    EXPECT_FALSE(ReserveAndWait(scheduler(), reserve).ok());
+  }
+  prefill_->SendAll(decode_epoch(), grant->transfer_id, 1, 0);
+  EXPECT_TRUE(ConfirmAndWait(scheduler(), Announcement(spec, *grant, std::move(first))).ok());
+  ASSERT_TRUE(sink->Wait().ok());
+  ExpectReference(spec, *sink);
+}
+
 TEST_F(DecodeTransferTest, NewerAttemptWinsOverAnOpenTransfer) {
   Start();
   RequestSpec spec = Spec("r", 200, 40);

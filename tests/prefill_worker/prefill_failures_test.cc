@@ -349,16 +349,22 @@ TEST_F(PrefillFailuresTest, TheDecodeWorkerMayStopATransfer) {
   PrefillCall call(stub_.get(), Request("a", Tokens(300, 1), *decode_));
   offered_.WaitForArrivals(1);
   ASSERT_EQ(decode_->peer_address, absl::StrCat("127.0.0.1:", server_->port()));
-  auto aborted = std::async(std::launch::async, [&] {
+  const auto abort = [&](const kv_transfer::Epoch& caller, const std::string& transfer_id) {
     grpc::ClientContext context;
     ferry::v1::AbortTransferRequest request;
     request.mutable_key()->set_request_id("a");
     request.mutable_key()->set_attempt(1);
+    request.set_caller_epoch(caller.ToBytes());
+    request.set_transfer_id(transfer_id);
     request.set_cause("changed my mind");
     ferry::v1::AbortTransferResponse response;
     EXPECT_TRUE(transfer_stub_->AbortTransfer(&context, request, &response).ok());
     return response.writer_state();
-  });
+  };
+  // Nothing goes to a stranger, nor under another transfer: there is nothing to stop.
+  EXPECT_EQ(abort(kv_transfer::Epoch::Random(), ""), ferry::v1::WRITER_STATE_NEVER_STARTED);
+  EXPECT_EQ(abort(decode_->epoch, std::string(16, 'x')), ferry::v1::WRITER_STATE_NEVER_STARTED);
+  auto aborted = std::async(std::launch::async, abort, decode_->epoch, "");
   EXPECT_EQ(ReleaseUntil(std::move(aborted)), ferry::v1::WRITER_STATE_DRAINED);
   const absl::Status status = call.Finish();
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
