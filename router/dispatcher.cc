@@ -1,6 +1,7 @@
 #include "router/dispatcher.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -48,6 +49,7 @@ void Dispatcher::Return(Waiting* waiting) {
   queue_.Return(&waiting->entry);
   waiting_[&waiting->entry] = waiting;
   waiting->unplaceable_since_ = absl::InfiniteFuture();
+  waiting->entry.not_before = absl::InfinitePast();
   SchedulePump();
 }
 
@@ -163,10 +165,33 @@ void Dispatcher::Place(Waiting* waiting, const Choice& choice, const std::vector
   placed->emplace_back(waiting, placement);
 }
 
+int64_t Dispatcher::LargestCache(const ModelAssets& model) const {
+  int64_t largest = 0;
+  for (WorkerSlot slot = 0; slot < registry_->num_workers(); ++slot) {
+    const WorkerFacts& facts = registry_->link(slot).facts();
+    if (facts.epoch.empty()) return std::numeric_limits<int64_t>::max();
+    if (facts.model != model.name || facts.role == LinkRole::kPrefill) continue;
+    largest = std::max(largest, int64_t{facts.num_blocks} * facts.block_size);
+  }
+  return largest;
+}
+
+bool Dispatcher::MayBePlaceableYet(const Waiting& waiting, absl::Time now) const {
+  const int64_t largest = LargestCache(*waiting.request->model);
+  if (largest > 0 && static_cast<int64_t>(waiting.request->tokens.size()) >= largest) return false;
+  const absl::Duration wait = registry_->AllServe() ? options_.grace : options_.worker_wait;
+  return now - waiting.unplaceable_since_ < wait;
+}
+
 absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
   const ModelAssets& model = *waiting.request->model;
   const WorkerRegistry::Ready ready = registry_->ReadyWorkers(model);
-  const auto tokens = waiting.request->tokens.size();
+  const auto tokens = static_cast<int64_t>(waiting.request->tokens.size());
+  const int64_t largest = LargestCache(model);
+  if (largest > 0 && tokens >= largest) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "prompt has ", tokens, " tokens: the largest cache of a worker holds ", largest));
+  }
   if (ready.decode == 0) {
     std::vector<std::string> reasons = registry_->UnusedWorkers();
     for (std::string& one : registry_->Unreachable()) reasons.push_back(std::move(one));
@@ -175,16 +200,6 @@ absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
         "no decode worker serves model ", model.name,
         " now; models served now: ", served.empty() ? "none" : absl::StrJoin(served, ", "),
         reasons.empty() ? "" : "; ", Joined(reasons)));
-  }
-  int32_t largest = 0;
-  for (WorkerSlot slot = 0; slot < registry_->num_workers(); ++slot) {
-    const WorkerLink& link = registry_->link(slot);
-    if (!registry_->Serves(link, model) || link.facts().role == LinkRole::kPrefill) continue;
-    largest = std::max(largest, link.facts().num_blocks * link.facts().block_size);
-  }
-  if (static_cast<int64_t>(tokens) + 1 > largest) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "prompt has ", tokens, " tokens: the largest cache of a worker holds ", largest));
   }
   const std::vector<std::string> misfits = registry_->Misfits(model);
   std::string message = absl::StrCat(
@@ -221,9 +236,13 @@ void Dispatcher::Pump() {
       case Feasibility::kNever:
         break;
     }
+    // However many wait for a worker to come (back), they do not stand in the way of those that can
+    // be served: each is looked at in its turn.
+    entry->not_before =
+        now + kPumpInterval * (1 + queue_.num_requests() / AdmissionQueue::kMaxSkips);
     if (backing_off) return AdmissionQueue::Visit::kSkip;
     waiting->unplaceable_since_ = std::min(waiting->unplaceable_since_, now);
-    if (now - waiting->unplaceable_since_ < options_.grace) return AdmissionQueue::Visit::kSkip;
+    if (MayBePlaceableYet(*waiting, now)) return AdmissionQueue::Visit::kSkip;
     given_up.emplace_back(waiting, Unplaceable(*waiting));
     waiting_.erase(entry);
     return AdmissionQueue::Visit::kTaken;

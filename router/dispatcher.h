@@ -46,8 +46,9 @@ class Waiting {
   virtual ~Waiting() = default;
   // It has left the queue and is charged; the receiver releases the charges.
   virtual void OnPlaced(const Placement& placement) = 0;
-  // It has left the queue: nobody can serve it, and has not been able to for a while.  `status`
-  // says why: kInvalidArgument, kUnavailable, or kFailedPrecondition / INCOMPATIBLE.
+  // It has left the queue: nobody can serve it, and has not been able to for `worker_wait`, or not
+  // for a while though every worker is there.  `status` says why: kInvalidArgument, kUnavailable,
+  // or kFailedPrecondition / INCOMPATIBLE.
   virtual void OnUnplaceable(const absl::Status& status) = 0;
 
   AdmissionQueue::Entry entry;  // set by the owner; untouched while it waits
@@ -69,7 +70,10 @@ class Dispatcher final {
     AdmissionQueue::Limits queue;
     PolicyOptions policy;
     uint64_t hash_seed = 0;
-    absl::Duration grace = absl::Seconds(2);  // how long nobody may be able to serve a request
+    // How long nobody may be able to serve a request: while every worker is there, and while one is
+    // away that may come back.
+    absl::Duration grace = absl::Seconds(2);
+    absl::Duration worker_wait = absl::Seconds(30);
   };
 
   // Everything must outlive the dispatcher.
@@ -98,6 +102,10 @@ class Dispatcher final {
   void Place(Waiting* waiting, const Choice& choice, const std::vector<WorkerView>& views,
              absl::Time now, std::vector<std::pair<Waiting*, Placement>>* placed);
   const std::vector<block_hash::BlockHash>& Chain(Waiting* waiting, int32_t block_size);
+  // Tokens; 0: nobody decodes the model.  As if endless while a worker is not known yet.
+  int64_t LargestCache(const ModelAssets& model) const;
+  // Nobody can serve it now; true: it is worth waiting for a change.
+  bool MayBePlaceableYet(const Waiting& waiting, absl::Time now) const;
   absl::Status Unplaceable(const Waiting& waiting) const;
 
   const Options options_;

@@ -83,7 +83,8 @@ void Generation::Start() {
     End(absl::DeadlineExceededError(absl::StrCat(
         "deadline passed after ",
         absl::FormatDuration(absl::Trunc(Since(prepared_.arrival), absl::Milliseconds(1))), ", ",
-        PhaseName(phase_), ", ", output_tokens_, " tokens generated")));
+        PhaseName(phase_), ", ", output_tokens_, " tokens generated",
+        last_failure_.empty() ? "" : absl::StrCat("; the last failure: ", last_failure_))));
   });
   if (absl::Status status = context_.dispatcher->Enter(this); !status.ok()) End(status);
 }
@@ -138,6 +139,8 @@ void Generation::FillSpec(ferry::v1::RequestSpec* spec) const {
 void Generation::OnPlaced(const Placement& placement) {
   placement_ = placement;
   ++attempt_;
+  decode_accepted_ = false;
+  prefill_accepted_ = held_at >= 0;
   phase_ = Phase::kDispatched;
   placed_at_ = EventLoop::Now();
   queue_time_ += placed_at_ - queued_at_;
@@ -179,6 +182,7 @@ void Generation::ArmAcceptTimer(Leg leg) {
 
 void Generation::OnDecodeAccepted() {
   context_.loop->CancelTimer(std::exchange(accept_timer_, 0));
+  decode_accepted_ = true;
   context_.metrics->ObserveStage("dispatch", Since(placed_at_));
   if (placement_.local()) {
     context_.ledger->Commit(placement_.decode_charge);
@@ -223,6 +227,7 @@ void Generation::PushHeldBlocks() {
 
 void Generation::OnPrefillAccepted() {
   context_.loop->CancelTimer(std::exchange(accept_timer_, 0));
+  prefill_accepted_ = true;
   context_.ledger->Commit(placement_.prefill_charge);
 }
 
@@ -240,7 +245,7 @@ void Generation::OnPrefillHeld(const std::string& cause) {
   attempt_held_ = attempt_;
   // Its own decode worker had no room; another one, or this one a little later.
   Avoid(Leg::kDecode,
-        DecideRetry(absl::ResourceExhaustedError(""), context_.max_attempts, &failures_)
+        DecideRetry(absl::ResourceExhaustedError(""), true, context_.max_attempts, &failures_)
             .same_worker_back_off);
   context_.dispatcher->Release(std::exchange(placement_.prefill_charge, 0));
   CloseDecode("blocks are held: going to another decode worker");
@@ -298,8 +303,10 @@ void Generation::FailTry(Leg leg, const absl::Status& error) {
       status::Reason(error) == status::kIncompatible && !placement_.local() &&
       context_.registry->MarkMisfit(placement_.prefill, prefill_epoch_, placement_.decode,
                                     decode_epoch_, std::string(error.message()));
+  const bool accepted = leg == Leg::kDecode ? decode_accepted_ : prefill_accepted_;
   const RetryVerdict verdict =
-      misfit ? RetryVerdict{.retry = true} : DecideRetry(error, context_.max_attempts, &failures_);
+      misfit ? RetryVerdict{.retry = true}
+             : DecideRetry(error, accepted, context_.max_attempts, &failures_);
   spdlog::warn(
       "request_id={} attempt={} failed_at={} worker={} phase={} retry={} status={} cause={}",
       prepared_.request_id, attempt_, leg == Leg::kDecode ? "decode" : "prefill",
@@ -309,6 +316,7 @@ void Generation::FailTry(Leg leg, const absl::Status& error) {
     End(FinalStatus(error, static_cast<int32_t>(attempt_)));
     return;
   }
+  last_failure_ = std::string(error.message());
   context_.metrics->CountRetry(status::CodeName(error.code()));
   context_.loop->CancelTimer(std::exchange(accept_timer_, 0));
   if (!misfit) {

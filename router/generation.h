@@ -54,7 +54,7 @@ struct GenerationContext {
   Dispatcher* dispatcher = nullptr;
   LoadLedger* ledger = nullptr;
   RouterMetrics* metrics = nullptr;
-  int32_t max_attempts = 3;
+  int32_t max_attempts = 10;
   absl::Duration stream_idle = absl::Seconds(30);
 };
 
@@ -130,6 +130,10 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   Phase phase_ = Phase::kQueued;
   uint32_t attempt_ = 0;
   FailureCounts failures_;
+  std::string last_failure_;  // of a try, for the deadline's message; empty: none has failed
+  // Of this try: the worker has taken the request.
+  bool decode_accepted_ = false;
+  bool prefill_accepted_ = false;
   Placement placement_;
   std::string prefill_epoch_;
   std::string decode_epoch_;

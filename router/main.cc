@@ -61,7 +61,9 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
   add("--hash_seed", options->hash_seed, "seed of block hashes; the same in the whole system");
   add("--max_queue", options->max_queue, "requests that may wait for a worker");
   add("--max_queue_bytes", options->max_queue_bytes, "memory of the requests that wait");
-  add("--max_attempts", options->max_attempts, "tries of a request, the first included");
+  add("--max_attempts", options->max_attempts,
+      "tries of a request that may end with their worker or in an error, the first included; a "
+      "worker that is full, drains or cannot be reached costs none");
   add("--local_prefill_tokens", options->local_prefill_tokens,
       "uncached prompt tokens that a decode worker may compute itself");
   add("--tls_cert", options->tls.cert_file, "PEM certificate");
@@ -75,6 +77,9 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
                           "a decode worker that sends no token for so long is given up");
   service::AddSecondsFlag(app, "--heartbeat_s", &options->heartbeat,
                           "period of worker reports; 3 missed: suspect, 5 missed: dead");
+  service::AddSecondsFlag(app, "--worker_wait_s", &options->worker_wait,
+                          "how long a request that no other worker can serve waits for one that is "
+                          "away");
   service::AddSecondsFlag(app, "--drain_limit_s", &options->drain_limit,
                           "how long running requests may go on after SIGTERM");
 }

@@ -39,7 +39,7 @@ absl::Status RouterOptions::Validate() const {
   for (const auto& [flag, duration] :
        {std::pair{"--default_deadline_s", default_deadline},
         std::pair{"--stream_idle_s", stream_idle}, std::pair{"--heartbeat_s", heartbeat},
-        std::pair{"--drain_limit_s", drain_limit}}) {
+        std::pair{"--worker_wait_s", worker_wait}, std::pair{"--drain_limit_s", drain_limit}}) {
     require(duration > absl::ZeroDuration(), flag, ": ", absl::FormatDuration(duration),
             " is not positive");
   }

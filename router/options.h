@@ -25,13 +25,14 @@ struct RouterOptions {
   uint64_t hash_seed = 0;                 // --hash_seed
   int32_t max_queue = 4096;               // --max_queue requests waiting for a worker
   int64_t max_queue_bytes = int64_t{1} << 30;  // --max_queue_bytes
-  int32_t max_attempts = 3;                    // --max_attempts, the first included
+  int32_t max_attempts = 10;  // --max_attempts that may end with their worker, the first included
   int32_t local_prefill_tokens =
       256;  // --local_prefill_tokens: uncached tokens D may prefill itself
   absl::Duration default_deadline = absl::Seconds(600);  // --default_deadline_s
   absl::Duration stream_idle = absl::Seconds(30);        // --stream_idle_s
   absl::Duration heartbeat = absl::Seconds(1);           // --heartbeat_s; 5 missed: dead
-  absl::Duration drain_limit = absl::Seconds(120);       // --drain_limit_s
+  absl::Duration worker_wait = absl::Seconds(30);   // --worker_wait_s for a worker that is away
+  absl::Duration drain_limit = absl::Seconds(120);  // --drain_limit_s
   service::TlsOptions tls;
   service::LogOptions log;
 

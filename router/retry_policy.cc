@@ -15,9 +15,21 @@ absl::Duration BackOff(int32_t failures) {
   return std::min(kFirstBackOff * (1 << std::min(failures - 1, 10)), kMaxBackOff);
 }
 
+// The request has not been at the worker, or leaves it with all others.
+bool IsInnocent(const absl::Status& error, bool accepted) {
+  const std::string reason = status::Reason(error);
+  if (reason == status::kDraining || reason == status::kStaleEpoch) return true;
+  return !accepted && (absl::IsUnavailable(error) || absl::IsCancelled(error));
+}
+
 }  // namespace
 
-RetryVerdict DecideRetry(const absl::Status& error, int32_t max_attempts, FailureCounts* failures) {
+RetryVerdict DecideRetry(const absl::Status& error, bool accepted, int32_t max_attempts,
+                         FailureCounts* failures) {
+  if (absl::IsResourceExhausted(error) || IsInnocent(error, accepted)) {
+    ++failures->refused;
+    return {.retry = true, .same_worker_back_off = BackOff(failures->refused)};
+  }
   switch (error.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kOutOfRange:
@@ -26,9 +38,6 @@ RetryVerdict DecideRetry(const absl::Status& error, int32_t max_attempts, Failur
     case absl::StatusCode::kPermissionDenied:
     case absl::StatusCode::kDeadlineExceeded:
       return {};
-    case absl::StatusCode::kResourceExhausted:
-      ++failures->refused;
-      return {.retry = true, .same_worker_back_off = BackOff(failures->refused)};
     case absl::StatusCode::kAborted:
     case absl::StatusCode::kNotFound:  // the other worker had dropped its half already
       ++failures->aborted;

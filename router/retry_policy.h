@@ -15,7 +15,7 @@ struct FailureCounts {
   int32_t counted = 0;  // tries used up
   int32_t internal = 0;
   int32_t aborted = 0;  // transfers broken; often by a fence that was meant for another request
-  int32_t refused = 0;  // workers that were full
+  int32_t refused = 0;  // workers that never had it: full, draining, restarted or out of reach
 };
 
 struct RetryVerdict {
@@ -25,10 +25,13 @@ struct RetryVerdict {
   absl::Duration same_worker_back_off = absl::ZeroDuration();
 };
 
-// Counts `error` in `failures` and decides.  `max_attempts` includes the first try; a full worker
-// costs no try (the deadline bounds those), a broken transfer half a one.  REQUIRES: !error.ok(),
-// and the client has seen no token.
-RetryVerdict DecideRetry(const absl::Status& error, int32_t max_attempts, FailureCounts* failures);
+// Counts `error` in `failures` and decides.  `accepted`: the worker that failed had taken the
+// request.  `max_attempts` includes the first try.  It bounds how many workers a request can take
+// down with it, so what cannot be its doing costs no try: a worker that never had the request, or
+// one that drains; the deadline bounds those.  A broken transfer costs half a one.
+// REQUIRES: !error.ok(), and the client has seen no token.
+RetryVerdict DecideRetry(const absl::Status& error, bool accepted, int32_t max_attempts,
+                         FailureCounts* failures);
 
 // What the client is told when there is no further try.
 absl::Status FinalStatus(const absl::Status& error, int32_t attempts);

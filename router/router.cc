@@ -39,7 +39,8 @@ Router::Router(const RouterOptions& options, std::vector<std::unique_ptr<ModelAs
       .policy = {.policy = PolicyOf(options.policy),
                  .local_prefill_tokens = options.local_prefill_tokens},
       .hash_seed = options.hash_seed,
-      .grace = 2 * options.heartbeat};
+      .grace = 2 * options.heartbeat,
+      .worker_wait = options.worker_wait};
   dispatcher_ = std::make_unique<Dispatcher>(dispatcher_options, &loop_, registry_.get(), &index_,
                                              &ledger_, metrics_.get());
   generation_context_ = {.loop = &loop_,
@@ -52,6 +53,7 @@ Router::Router(const RouterOptions& options, std::vector<std::unique_ptr<ModelAs
   metrics_->SetConfigSeconds("default_deadline", options.default_deadline);
   metrics_->SetConfigSeconds("stream_idle", options.stream_idle);
   metrics_->SetConfigSeconds("heartbeat", options.heartbeat);
+  metrics_->SetConfigSeconds("worker_wait", options.worker_wait);
   metrics_->SetConfigSeconds("drain_limit", options.drain_limit);
 }
 

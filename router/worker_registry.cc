@@ -93,6 +93,11 @@ WorkerRegistry::Ready WorkerRegistry::ReadyWorkers(const ModelAssets& model) con
   return ready;
 }
 
+bool WorkerRegistry::AllServe() const {
+  return std::all_of(links_.begin(), links_.end(),
+                     [](const auto& link) { return link->state() == LinkState::kServing; });
+}
+
 std::vector<std::string> WorkerRegistry::ReadyModels() const {
   std::vector<std::string> names;
   for (const auto& model : models_->all()) {

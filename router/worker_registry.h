@@ -64,6 +64,9 @@ class WorkerRegistry final : public WorkerLink::Listener {
   };
   Ready ReadyWorkers(const ModelAssets& model) const;
 
+  // No worker is away: not known yet, silent, gone or draining.
+  bool AllServe() const;
+
   // Names of the models that some worker decodes now.
   std::vector<std::string> ReadyModels() const;
 

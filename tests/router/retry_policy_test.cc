@@ -6,10 +6,10 @@
 namespace router {
 namespace {
 
-int TriesUntilGivenUp(const absl::Status& error, int max_attempts) {
+int TriesUntilGivenUp(const absl::Status& error, int max_attempts, bool accepted = true) {
   FailureCounts failures;
   for (int tries = 1; tries < 100; ++tries) {
-    if (!DecideRetry(error, max_attempts, &failures).retry) return tries;
+    if (!DecideRetry(error, accepted, max_attempts, &failures).retry) return tries;
   }
   return 100;
 }
@@ -26,13 +26,29 @@ TEST(RetryPolicyTest, EveryCodeHasItsRule) {
   EXPECT_EQ(TriesUntilGivenUp(absl::DeadlineExceededError(""), 3), 1);
 }
 
+TEST(RetryPolicyTest, AWorkerThatHasNotHadTheRequestOrDrainsCostsNoTry) {
+  EXPECT_EQ(TriesUntilGivenUp(absl::UnavailableError(""), 3, /*accepted=*/false), 100);
+  EXPECT_EQ(TriesUntilGivenUp(absl::CancelledError(""), 3, /*accepted=*/false), 100);
+  EXPECT_EQ(TriesUntilGivenUp(absl::InternalError(""), 3, /*accepted=*/false), 2);
+  EXPECT_EQ(TriesUntilGivenUp(absl::InvalidArgumentError(""), 3, /*accepted=*/false), 1);
+  for (const bool accepted : {false, true}) {
+    EXPECT_EQ(TriesUntilGivenUp(status::WithReason(absl::UnavailableError(""), status::kDraining),
+                                3, accepted),
+              100);
+    EXPECT_EQ(TriesUntilGivenUp(
+                  status::WithReason(absl::FailedPreconditionError(""), status::kStaleEpoch), 3,
+                  accepted),
+              100);
+  }
+}
+
 TEST(RetryPolicyTest, BackOffGrowsAndIsBounded) {
   FailureCounts failures;
-  const auto first = DecideRetry(absl::ResourceExhaustedError(""), 3, &failures);
-  const auto second = DecideRetry(absl::ResourceExhaustedError(""), 3, &failures);
+  const auto first = DecideRetry(absl::ResourceExhaustedError(""), true, 3, &failures);
+  const auto second = DecideRetry(absl::ResourceExhaustedError(""), true, 3, &failures);
   EXPECT_GT(second.same_worker_back_off, first.same_worker_back_off);
-  for (int i = 0; i < 60; ++i) DecideRetry(absl::ResourceExhaustedError(""), 3, &failures);
-  EXPECT_LE(DecideRetry(absl::ResourceExhaustedError(""), 3, &failures).same_worker_back_off,
+  for (int i = 0; i < 60; ++i) DecideRetry(absl::ResourceExhaustedError(""), true, 3, &failures);
+  EXPECT_LE(DecideRetry(absl::ResourceExhaustedError(""), true, 3, &failures).same_worker_back_off,
             absl::Seconds(1));
 }
 

@@ -74,9 +74,29 @@ RunningCall::~RunningCall() {
   }
 }
 
+void FailDecodes(fakes::FakeWorker* worker, Failing* failing, bool accept_first) {
+  worker->on_decode = [worker, failing, accept_first](std::shared_ptr<fakes::DecodeCall> call) {
+    if (failing->left.fetch_sub(1) <= 0) return worker->DefaultDecode(call);
+    if (accept_first) call->Accept();
+    call->End(failing->status);
+  };
+}
+
+void FailPrefills(fakes::FakeWorker* worker, Failing* failing, bool start_first) {
+  worker->on_prefill = [worker, failing, start_first](std::shared_ptr<fakes::PrefillCall> call) {
+    if (failing->left.fetch_sub(1) <= 0) return worker->DefaultPrefill(call);
+    if (start_first) {
+      call->Accept();
+      call->Started();
+    }
+    call->End(failing->status);
+  };
+}
+
 RouterFixture::RouterFixture() {
   options_.model_assets = {"unused"};
   options_.heartbeat = absl::Milliseconds(400);
+  options_.worker_wait = absl::Milliseconds(800);
   options_.local_prefill_tokens = 64;
 }
 

@@ -52,6 +52,14 @@ class RunningCall {
   std::future<Answer> result_;
 };
 
+// Fails the first `left` calls at any of the workers that share it.
+struct Failing {
+  std::atomic<int> left;
+  absl::Status status;
+};
+void FailDecodes(fakes::FakeWorker* worker, Failing* failing, bool accept_first);
+void FailPrefills(fakes::FakeWorker* worker, Failing* failing, bool start_first);
+
 class RouterFixture : public testing::Test {
  protected:
   RouterFixture();
