@@ -1,7 +1,9 @@
 // A storm of faults over two prefill and two decode workers: they are killed and come back at the
-// same address, or stand still and go on; clients leave and hurry.  Whatever happens, a request
-// ends once and in time, with right text or with a status that says why not; and when the storm is
-// over everything works and every block is back.
+// same address, or stand still and go on; clients leave and hurry.  One worker of each kind is
+// always there, so no request is lost: it ends once and in time, with the text of a single engine,
+// unless its client did not wait for it or the worker that was sending its tokens went away
+// (DESIGN.md 5: before the first token it starts again elsewhere).  When the storm is over every
+// gauge is where it was.
 
 #include <signal.h>
 
@@ -112,13 +114,15 @@ class ChaosTest : public testing::Test {
         EXPECT_EQ(tokens, expected_[i]) << "request " << i;
         break;
       case absl::StatusCode::kCancelled:
-        EXPECT_TRUE(leaves) << status;
+        EXPECT_TRUE(leaves) << "request " << i << ": " << status;
         break;
       case absl::StatusCode::kDeadlineExceeded:
-        EXPECT_TRUE(hurries) << status;
+        EXPECT_TRUE(hurries) << "request " << i << ": " << status;
         break;
       default:
-        EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+        EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << "request " << i;
+        EXPECT_FALSE(tokens.empty())
+            << "request " << i << " was lost before its first token: " << status;
     }
     tally_.Add(absl::StatusCodeToString(status.code()));
   }
@@ -188,16 +192,6 @@ TEST_F(ChaosTest, EveryRequestEndsOnceAndRightAndEveryBlockReturns) {
     EXPECT_EQ(Tokens(*completion), expected_[i]) << "request " << i << " after the storm";
   }
   EXPECT_EQ(system_->WaitUntilIdle(absl::Seconds(60)), "");
-  for (WorkerProcess* worker :
-       {&system_->prefill(0), &system_->prefill(1), &system_->decode(0), &system_->decode(1)}) {
-    EXPECT_TRUE(FerrySystem::WaitForLoad(
-        *worker,
-        [](const ferry::v1::LoadReport& load) {
-          return load.kv_blocks().free() + load.kv_blocks().cached() == kNumBlocks;
-        },
-        absl::Seconds(10)))
-        << worker->address;
-  }
 }
 
 }  // namespace

@@ -9,8 +9,12 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
@@ -21,6 +25,7 @@ namespace {
 
 // Sanitized builds start slowly.
 constexpr absl::Duration kStartTimeout = absl::Seconds(120);
+constexpr absl::Duration kReportInterval = absl::Milliseconds(10);
 
 std::string Binary(const std::string& name) {
   const char* dir = std::getenv("FERRY_BIN_DIR");
@@ -65,40 +70,51 @@ std::unique_ptr<FerrySystem> FerrySystem::Start(const SystemOptions& options) {
   std::unique_ptr<FerrySystem> system(new FerrySystem());
   system->options_ = options;
   system->dir_ = MakeTestDir();
-  std::vector<std::string> addresses;
   for (int i = 0; i < options.num_decode; ++i) {
     system->decode_.push_back(
         system->StartWorker("ferry-decode", absl::StrCat("decode", i), options.decode_flags));
-    addresses.push_back(system->decode_.back().address);
   }
   for (int i = 0; i < options.num_prefill; ++i) {
     system->prefill_.push_back(
         system->StartWorker("ferry-prefill", absl::StrCat("prefill", i), options.prefill_flags));
-    addresses.push_back(system->prefill_.back().address);
   }
-  const std::string port_file = system->dir_ + "/router.ports";
+  system->StartRouter("127.0.0.1:0");
+  return system;
+}
+
+void FerrySystem::StartRouter(const std::string& listen) {
+  std::vector<std::string> addresses;
+  for (const WorkerProcess& worker : decode_) addresses.push_back(worker.address);
+  for (const WorkerProcess& worker : prefill_) addresses.push_back(worker.address);
+  const std::string port_file = dir_ + "/router.ports";
+  std::filesystem::remove(port_file);
   std::vector<std::string> argv = {Binary("ferry-router"),
                                    "--model_assets",
-                                   options.model_dir,
+                                   options_.model_dir,
                                    "--listen",
-                                   "127.0.0.1:0",
+                                   listen,
                                    "--metrics_listen",
                                    "127.0.0.1:0",
                                    "--workers",
                                    absl::StrJoin(addresses, ","),
                                    "--port_file",
                                    port_file};
-  argv.insert(argv.end(), options.router_flags.begin(), options.router_flags.end());
-  system->router_ =
-      std::make_unique<ChildProcess>(ChildProcess::Start(argv, system->dir_ + "/router.log"));
+  argv.insert(argv.end(), options_.router_flags.begin(), options_.router_flags.end());
+  router_ = std::make_unique<ChildProcess>(ChildProcess::Start(argv, dir_ + "/router.log"));
   const auto port = WaitForPort(port_file, "grpc_port", kStartTimeout);
-  FERRY_CHECK(port.ok()) << port.status() << "\n" << system->router_->log();
-  system->router_metrics_port_ = WaitForPort(port_file, "metrics_port", kStartTimeout).value();
-  system->router_address_ = absl::StrCat("127.0.0.1:", *port);
-  system->client_ = system->NewClient(absl::Seconds(120));
-  const absl::Status ready = system->client_->WaitUntilReady("", kStartTimeout);
-  FERRY_CHECK(ready.ok()) << ready << "\n" << system->router_->log();
-  return system;
+  FERRY_CHECK(port.ok()) << port.status() << "\n" << router_->log();
+  router_metrics_port_ = WaitForPort(port_file, "metrics_port", kStartTimeout).value();
+  router_address_ = absl::StrCat("127.0.0.1:", *port);
+  client_ = NewClient(absl::Seconds(120));
+  const std::string not_ready = WaitUntilReady(kStartTimeout);
+  FERRY_CHECK(not_ready.empty()) << not_ready << "\n" << router_->log();
+}
+
+void FerrySystem::KillRouter() { router_.reset(); }
+
+void FerrySystem::RestartRouter() {
+  KillRouter();
+  StartRouter(router_address_);
 }
 
 std::unique_ptr<ferry::Client> FerrySystem::NewClient(absl::Duration timeout) const {
@@ -120,31 +136,46 @@ std::string FerrySystem::WaitUntilReady(absl::Duration timeout) {
   while (true) {
     const auto models = client_->ListModels();
     if (models.ok() && models->size() == 1 &&
-        models->front().ready_decode_workers() == decode_.size() &&
-        models->front().ready_prefill_workers() == prefill_.size()) {
+        models->front().ready_decode_workers() >= decode_.size() &&
+        models->front().ready_prefill_workers() >= prefill_.size()) {
       return "";
     }
     said = models.ok() && !models->empty() ? models->front().ShortDebugString()
                                            : models.status().ToString();
     if (absl::Now() >= deadline) return said;
-    // The router learns of a worker by itself; its own clock is the worker's report.
-    WaitForLoad(
-        decode_.front(), [seen = 0](const auto&) mutable { return ++seen > 3; }, absl::Seconds(1));
+    LetReportsPass(3);
   }
+}
+
+std::vector<WorkerProcess*> FerrySystem::Living() {
+  std::vector<WorkerProcess*> living;
+  for (std::vector<WorkerProcess>* workers : {&prefill_, &decode_}) {
+    for (WorkerProcess& worker : *workers) {
+      if (!IsExpectedDead(worker.process)) living.push_back(&worker);
+    }
+  }
+  return living;
+}
+
+bool FerrySystem::IsExpectedDead(const ChildProcess& process) const {
+  return std::count(expected_dead_.begin(), expected_dead_.end(), process.pid()) > 0;
+}
+
+void FerrySystem::LetReportsPass(int count) {
+  WaitForLoad(
+      *Living().front(), [seen = 0, count](const auto&) mutable { return ++seen > count; },
+      count * 10 * kReportInterval);
 }
 
 void FerrySystem::ExpectDead(ChildProcess& process) { expected_dead_.push_back(process.pid()); }
 
 FerrySystem::~FerrySystem() {
-  const auto expected_dead = [&](const ChildProcess& process) {
-    return std::count(expected_dead_.begin(), expected_dead_.end(), process.pid()) > 0;
-  };
   const auto reap = [&](ChildProcess& process, const std::string& name) {
     // Of a killed process the log alone tells what a sanitizer has found.
     for (const char* report : {"Sanitizer: ", ": runtime error: "}) {
       EXPECT_EQ(process.log().find(report), std::string::npos) << name << "\n" << process.log();
     }
-    if (expected_dead(process)) return;
+    if (IsExpectedDead(process)) return;
     const std::optional<int> code = process.Wait(absl::Seconds(60));
     EXPECT_TRUE(code.has_value()) << name << " did not stop\n" << process.log();
     if (code.has_value()) {
@@ -155,11 +186,7 @@ FerrySystem::~FerrySystem() {
     router_->Signal(SIGTERM);
     reap(*router_, "router");
   }
-  for (std::vector<WorkerProcess>* workers : {&prefill_, &decode_}) {
-    for (WorkerProcess& worker : *workers) {
-      if (!expected_dead(worker.process)) worker.process.Signal(SIGTERM);
-    }
-  }
+  for (WorkerProcess* worker : Living()) worker->process.Signal(SIGTERM);
   for (WorkerProcess& worker : prefill_) reap(worker.process, "prefill");
   for (WorkerProcess& worker : decode_) reap(worker.process, "decode");
   if (testing::Test::HasFailure() && router_ != nullptr) {
@@ -179,7 +206,7 @@ bool FerrySystem::WaitForLoad(WorkerProcess& worker,
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   ferry::v1::WatchLoadRequest request;
-  request.set_interval_ms(10);
+  request.set_interval_ms(absl::ToInt64Milliseconds(kReportInterval));
   const auto stream = worker.stub->WatchLoad(&context, request);
   ferry::v1::LoadReport report;
   bool accepted = false;
@@ -194,25 +221,52 @@ bool FerrySystem::WaitForLoad(WorkerProcess& worker,
 std::string FerrySystem::WaitUntilIdle(absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   std::string problems;
-  const auto check = [&](std::vector<WorkerProcess>& workers, const std::string& kind) {
-    for (WorkerProcess& worker : workers) {
-      if (std::count(expected_dead_.begin(), expected_dead_.end(), worker.process.pid()) > 0)
-        continue;
-      ferry::v1::LoadReport last;
-      const bool idle = WaitForLoad(
-          worker,
-          [&](const ferry::v1::LoadReport& load) {
-            last = load;
-            return IsIdle(load);
-          },
-          deadline - absl::Now());
-      if (!idle)
-        absl::StrAppend(&problems, kind, " ", worker.address, ": ", last.ShortDebugString(), "\n");
+  for (WorkerProcess* worker : Living()) {
+    ferry::v1::LoadReport last;
+    const bool idle = WaitForLoad(
+        *worker,
+        [&](const ferry::v1::LoadReport& load) {
+          last = load;
+          return IsIdle(load);
+        },
+        deadline - absl::Now());
+    if (!idle) absl::StrAppend(&problems, worker->name, ": ", last.ShortDebugString(), "\n");
+  }
+  if (!problems.empty()) return problems;
+  // Gauges are written a little later, the router's every second.
+  while (true) {
+    problems = OccupiedGauges();
+    if (problems.empty() || absl::Now() >= deadline) return problems;
+    LetReportsPass(3);
+  }
+}
+
+std::string FerrySystem::OccupiedGauges() {
+  std::string occupied;
+  const auto check = [&](const std::string& process, int port,
+                         const std::vector<std::string>& gauges) {
+    const std::string metrics = ReadMetrics(port);
+    for (const std::string& gauge : gauges) {
+      const std::optional<double> value = SumOf(metrics, gauge);
+      if (value != 0.0) {
+        absl::StrAppend(&occupied, process, ": ", gauge, " ",
+                        value.has_value() ? absl::StrCat(*value) : "is missing", "\n");
+      }
     }
   };
-  check(prefill_, "prefill");
-  check(decode_, "decode");
-  return problems;
+  for (WorkerProcess* worker : Living()) {
+    check(worker->name, worker->metrics_port,
+          {"ferry_requests_running", "ferry_requests_waiting", "ferry_leases",
+           "ferry_transfer_inflight", "ferry_kv_blocks{state=\"active\"}",
+           "ferry_kv_blocks{state=\"reserved\"}", "ferry_kv_blocks{state=\"held\"}",
+           "ferry_kv_blocks{state=\"quarantined\"}"});
+  }
+  if (router_ != nullptr) {
+    check("router", router_metrics_port_,
+          {"ferry_router_queue_requests", "ferry_router_queue_bytes",
+           "ferry_router_running_requests"});
+  }
+  return occupied;
 }
 
 std::string ReadMetrics(int port) {
@@ -231,6 +285,19 @@ std::string ReadMetrics(int port) {
   close(fd);
   const size_t start = body.find("\r\n\r\n");
   return start == std::string::npos ? "" : body.substr(start + 4);
+}
+
+std::optional<double> SumOf(const std::string& metrics, const std::string& name) {
+  std::optional<double> sum;
+  for (absl::string_view line : absl::StrSplit(metrics, '\n')) {
+    if (!absl::ConsumePrefix(&line, name)) continue;
+    const size_t space = line.rfind(' ');
+    // After the name come the labels, unless they were part of it.
+    if (space == absl::string_view::npos || (space > 0 && line.front() != '{')) continue;
+    double value = 0;
+    if (absl::SimpleAtod(line.substr(space + 1), &value)) sum = sum.value_or(0) + value;
+  }
+  return sum;
 }
 
 }  // namespace integration

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,12 +59,18 @@ class FerrySystem final {
   static bool WaitForLoad(WorkerProcess& worker,
                           const std::function<bool(const ferry::v1::LoadReport&)>& done,
                           absl::Duration timeout);
-  // Waits until no request runs anywhere and every block is free or cached, on every worker that
-  // lives. Returns what is wrong, or "".
+  // Waits until no request runs anywhere and every block is free or cached: load reports and gauges
+  // of every worker that lives, and of the router.  Returns what is wrong, or "".
   std::string WaitUntilIdle(absl::Duration timeout);
 
   // Kills a worker and starts another one at its address; returns when that serves.
   void Restart(WorkerProcess& worker);
+  void KillRouter();
+  // Starts another router at the address of the one before; returns when it says that all workers
+  // are ready.
+  void RestartRouter();
+  // A little while: `count` load reports of a worker that lives, 10 ms each.
+  void LetReportsPass(int count);
   // Waits until the router says that all workers are ready.  Returns what it says instead, or "".
   std::string WaitUntilReady(absl::Duration timeout);
 
@@ -75,6 +82,10 @@ class FerrySystem final {
   WorkerProcess StartWorker(const std::string& binary, const std::string& name,
                             const std::vector<std::string>& flags,
                             const std::string& listen = "127.0.0.1:0");
+  void StartRouter(const std::string& listen);
+  std::vector<WorkerProcess*> Living();
+  bool IsExpectedDead(const ChildProcess& process) const;
+  std::string OccupiedGauges();  // what they say, or "" if nothing runs
 
   SystemOptions options_;
   std::string dir_;
@@ -89,6 +100,8 @@ class FerrySystem final {
 
 // The body of http://127.0.0.1:port/metrics.
 std::string ReadMetrics(int port);
+// The sum of a metric over its labels; nothing if it is not in `metrics`.  `name` may state labels.
+std::optional<double> SumOf(const std::string& metrics, const std::string& name);
 
 }  // namespace integration
 

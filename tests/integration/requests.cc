@@ -29,8 +29,9 @@ ferry::v1::GenerateRequest ToRequest(const Ask& ask) {
   return request;
 }
 
-std::vector<int32_t> Expected(SingleEngine& oracle, const Ask& ask) {
+std::vector<int32_t> Expected(SingleEngine& oracle, const Ask& ask, uint32_t branch) {
   engine::SamplingOptions sampling;
+  sampling.branch = branch;
   sampling.max_tokens = ask.max_tokens;
   sampling.temperature = ask.seed == 0 ? 0.0f : 0.9f;
   if (ask.seed != 0) {

@@ -21,7 +21,7 @@ struct Ask {
   uint64_t seed = 0;  // 0: greedy
 };
 ferry::v1::GenerateRequest ToRequest(const Ask& ask);
-std::vector<int32_t> Expected(SingleEngine& oracle, const Ask& ask);
+std::vector<int32_t> Expected(SingleEngine& oracle, const Ask& ask, uint32_t branch = 0);
 std::vector<int32_t> Tokens(const ferry::Client::Completion& completion);
 
 }  // namespace integration
