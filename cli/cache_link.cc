@@ -35,14 +35,17 @@ struct Promised {
 
 }  // namespace
 
-absl::StatusOr<CacheLink::Side> CacheLink::OpenSide(absl::Span<std::byte> cache) {
+absl::StatusOr<CacheLink::Side> CacheLink::OpenSide(const Memory& memory) {
   Side side;
   side.epoch = kv_transfer::Epoch::Random();
   kv_transfer::UcxOptions options;
   options.epoch = side.epoch;
   options.listen_ip = "127.0.0.1";
   ASSIGN_OR_RETURN(side.transport, kv_transfer::CreateUcxTransport(options));
-  RETURN_IF_ERROR(side.transport->Register(cache));
+  RETURN_IF_ERROR(side.transport->Register(memory.cache));
+  if (!memory.state_slots.empty()) {
+    RETURN_IF_ERROR(side.transport->Register(memory.state_slots));
+  }
   side.incoming = kv_transfer::CreateIncomingTransfers(side.epoch, side.transport.get());
   return side;
 }
@@ -57,10 +60,10 @@ CacheLink::~CacheLink() {
   }
 }
 
-absl::StatusOr<std::unique_ptr<CacheLink>> CacheLink::Create(absl::Span<std::byte> source_cache,
-                                                             absl::Span<std::byte> target_cache) {
-  ASSIGN_OR_RETURN(Side source, OpenSide(source_cache));
-  absl::StatusOr<Side> target = OpenSide(target_cache);
+absl::StatusOr<std::unique_ptr<CacheLink>> CacheLink::Create(const Memory& source_memory,
+                                                             const Memory& target_memory) {
+  ASSIGN_OR_RETURN(Side source, OpenSide(source_memory));
+  absl::StatusOr<Side> target = OpenSide(target_memory);
   if (!target.ok()) {
     source.transport->Close();
     source.incoming.reset();
@@ -81,15 +84,16 @@ absl::StatusOr<std::unique_ptr<CacheLink>> CacheLink::Create(absl::Span<std::byt
   return link;
 }
 
-absl::StatusOr<CacheLink::Report> CacheLink::Send(
-    const std::vector<absl::Span<const std::byte>>& from,
-    const std::vector<absl::Span<std::byte>>& to) {
-  FERRY_CHECK(from.size() == to.size()) << from.size() << " blocks to " << to.size();
+absl::StatusOr<CacheLink::Report> CacheLink::Send(const Pieces<const std::byte>& from,
+                                                  const Pieces<std::byte>& to) {
+  FERRY_CHECK(from.blocks.size() == to.blocks.size())
+      << from.blocks.size() << " blocks to " << to.blocks.size();
   const absl::Time begin = absl::Now();
   kv_transfer::IncomingSpec spec;
   spec.transfer_id = kv_transfer::Epoch::Random().bytes;
   spec.sender = source_.epoch;
-  spec.blocks = to;
+  spec.blocks = to.blocks;
+  spec.state_slot = to.state_slot;
   const kv_transfer::TransferId id = spec.transfer_id;
   Promised<kv_transfer::IncomingResult> arrived;
   RETURN_IF_ERROR(target_.incoming->Expect(
@@ -100,9 +104,10 @@ absl::StatusOr<CacheLink::Report> CacheLink::Send(
   Promised<kv_transfer::OutgoingResult> drained;
   const auto outgoing =
       kv_transfer::StartOutgoingTransfer(source_.transport.get(), target_.epoch, id, 0);
-  for (size_t i = 0; i < from.size(); ++i) {
-    outgoing->SendBlock(static_cast<uint32_t>(i), from[i]);
+  for (size_t i = 0; i < from.blocks.size(); ++i) {
+    outgoing->SendBlock(static_cast<uint32_t>(i), from.blocks[i]);
   }
+  if (!from.state_slot.empty()) outgoing->SendStateSlot(from.state_slot);
   outgoing->Finish([promise = drained.promise](kv_transfer::OutgoingResult result) {
     promise->set_value(std::move(result));
   });

@@ -21,20 +21,29 @@ namespace cli {
 
 class CacheLink final {
  public:
-  // Both caches must outlive the link.
+  // What is sent from and received into; it must outlive the link.
+  struct Memory {
+    absl::Span<std::byte> cache;
+    absl::Span<std::byte> state_slots = {};  // empty: the model keeps no state
+  };
   // Errors: kUnavailable if UCX cannot connect them.
-  static absl::StatusOr<std::unique_ptr<CacheLink>> Create(absl::Span<std::byte> source_cache,
-                                                           absl::Span<std::byte> target_cache);
+  static absl::StatusOr<std::unique_ptr<CacheLink>> Create(const Memory& source,
+                                                           const Memory& target);
   ~CacheLink();
 
   struct Report {
     uint64_t bytes = 0;
     absl::Duration duration;
   };
-  // Sends from[i] to to[i] and returns when the receiver has every byte.
-  // REQUIRES: equally many blocks of equal sizes, within the caches.
-  absl::StatusOr<Report> Send(const std::vector<absl::Span<const std::byte>>& from,
-                              const std::vector<absl::Span<std::byte>>& to);
+  // What one side of a transfer holds.
+  template <typename Byte>
+  struct Pieces {
+    std::vector<absl::Span<Byte>> blocks;
+    absl::Span<Byte> state_slot = {};  // empty: none
+  };
+  // Sends from to to and returns when the receiver has every byte.
+  // REQUIRES: equally many pieces of equal sizes, within the memory.
+  absl::StatusOr<Report> Send(const Pieces<const std::byte>& from, const Pieces<std::byte>& to);
 
   std::string link_name() const;  // "shm/sysv"
 
@@ -44,7 +53,7 @@ class CacheLink final {
     std::unique_ptr<kv_transfer::Transport> transport;
     std::unique_ptr<kv_transfer::IncomingTransfers> incoming;
   };
-  static absl::StatusOr<Side> OpenSide(absl::Span<std::byte> cache);
+  static absl::StatusOr<Side> OpenSide(const Memory& memory);
 
   CacheLink(Side source, Side target);
 

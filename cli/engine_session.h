@@ -19,6 +19,7 @@
 #include "engine/cache_memory.h"
 #include "engine/engine.h"
 #include "engine/plan_builder.h"
+#include "engine/prefix_reuse.h"
 
 namespace cli {
 
@@ -33,28 +34,38 @@ class EngineSession final {
     bool absorbed = false;
     bool sample = false;                      // the token after them, greedily
     std::optional<int32_t> logits_from = {};  // positions from here on give their logits
+    bool snapshot = false;                    // of the state behind them, if the model keeps one
   };
   struct StepReply {
-    int32_t token = -1;         // sampled; not yet part of the sequence
-    std::vector<float> logits;  // [positions asked for, vocab]
+    int32_t token = -1;                         // sampled; not yet part of the sequence
+    std::vector<float> logits;                  // [positions asked for, vocab]
+    engine::SlotId snapshot = engine::kNoSlot;  // held; the caller's
   };
-  // Runs one step.  The caller gives the sequence its next token with Accept.
+  // Runs one step.  The caller gives the sequence its next token with Accept.  A sequence that has
+  // no state slot gets one if the model keeps a state.
   absl::StatusOr<StepReply> Step(engine::Sequence& seq, const StepRequest& request);
   void Accept(engine::Sequence& seq, int32_t token);
 
   engine::Sequence NewSequence(absl::Span<const int32_t> tokens) const;
   absl::Span<std::byte> Block(engine::BlockId block) const;
+  absl::Span<std::byte> StateSlot(engine::SlotId slot) const;  // empty for kNoSlot
 
   const engine::Engine& engine() const { return *engine_; }
   engine::BlockPool& pool() { return *pool_; }
   int32_t block_size() const { return engine_->cache_layout().spec().block_size; }
   absl::Span<std::byte> cache() const { return memory_->span(); }
+  int64_t state_slot_bytes() const { return engine_->cache_layout().spec().state_slot_bytes; }
+  // Empty if the model keeps no state.
+  absl::Span<std::byte> state_slots() const {
+    return slot_memory_ == nullptr ? absl::Span<std::byte>() : slot_memory_->span();
+  }
 
  private:
   EngineSession() = default;
 
   // The engine uses the memory until it is gone: it comes after it.
   std::unique_ptr<engine::CacheMemory> memory_;
+  std::unique_ptr<engine::CacheMemory> slot_memory_;  // null: the model keeps no state
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<engine::BlockPool> pool_;
   std::unique_ptr<model::StepPlan> plan_;

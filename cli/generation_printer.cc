@@ -58,6 +58,14 @@ std::string DescribeSummary(const ferry::v1::GenerateSummary& s, const std::stri
   if (s.kv_bytes() > 0) {
     absl::StrAppendFormat(&out, "%scache moved: %u bytes in %u blocks over %s in %.2f ms\n", indent,
                           s.kv_bytes(), s.kv_blocks(), s.kv_transport(), s.kv_transfer_ms());
+    const auto describe = [](std::string* to, const ferry::v1::CacheGroupBytes& group) {
+      absl::StrAppendFormat(to, "%s %u + %u", group.name(), group.useful_bytes(),
+                            group.padding_bytes());
+    };
+    if (s.kv_groups_size() > 0) {
+      absl::StrAppendFormat(&out, "%sof them useful + padding: %s\n", indent,
+                            absl::StrJoin(s.kv_groups(), ", ", describe));
+    }
   } else {
     absl::StrAppendFormat(&out, "%scache moved: nothing%s\n", indent,
                           local ? "" : ", the decode worker had it");

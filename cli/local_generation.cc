@@ -9,6 +9,7 @@
 #include "engine/block_pool.h"
 #include "engine/cache_memory.h"
 #include "engine/plan_builder.h"
+#include "engine/prefix_reuse.h"
 #include "ferry/v1/inference.pb.h"
 #include "ferry/v1/worker.pb.h"
 #include "router/model_assets.h"
@@ -25,6 +26,9 @@ using OnMessage = std::function<bool(const GenerateResponse&)>;
 
 // New tokens a prefill step.
 constexpr int32_t kChunkTokens = 512;
+
+// The zero slot and the sequence's own.
+constexpr int32_t kStateSlots = 2;
 
 ferry::v1::TokenLogprob MakeLogprob(int32_t id, float logprob,
                                     const tokenizer::Tokenizer* tokenizer) {
@@ -114,8 +118,15 @@ class OneSequenceEngine {
     ASSIGN_OR_RETURN(engine::CacheMemory memory,
                      engine::CacheMemory::Map(num_blocks * layout.block_bytes()));
     self->memory_ = std::make_unique<engine::CacheMemory>(std::move(memory));
-    self->engine_->SetCache(self->memory_->span(), {});
-    self->pool_ = std::make_unique<engine::BlockPool>(num_blocks);
+    absl::Span<std::byte> slot_bytes;
+    if (const int64_t bytes = layout.spec().state_slot_bytes; bytes > 0) {
+      ASSIGN_OR_RETURN(engine::CacheMemory slots, engine::CacheMemory::Map(kStateSlots * bytes));
+      self->slot_memory_ = std::make_unique<engine::CacheMemory>(std::move(slots));
+      slot_bytes = self->slot_memory_->span();
+    }
+    self->engine_->SetCache(self->memory_->span(), slot_bytes);
+    self->pool_ =
+        std::make_unique<engine::BlockPool>(num_blocks, slot_bytes.empty() ? 0 : kStateSlots);
     self->plan_ = std::make_unique<model::StepPlan>(self->engine_->limits());
     return self;
   }
@@ -125,6 +136,8 @@ class OneSequenceEngine {
     engine::Sequence& seq = branch.seq();
     const int32_t block_size = engine_->cache_layout().spec().block_size;
     engine::PlanBuilder builder(block_size, *plan_);
+    RETURN_IF_ERROR(engine::TakePrefix(seq, {}, /*num_blocks=*/0, engine::Continuation::kComputed,
+                                       block_size, *pool_));
     bool wanted = true;
     while (wanted && !branch.finished()) {
       const int32_t missing = static_cast<int32_t>(seq.tokens.size()) - seq.num_computed;
@@ -146,6 +159,7 @@ class OneSequenceEngine {
 
   // The engine uses the memory until it is gone: it comes after it.
   std::unique_ptr<engine::CacheMemory> memory_;
+  std::unique_ptr<engine::CacheMemory> slot_memory_;  // null: the model keeps no state
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<engine::BlockPool> pool_;
   std::unique_ptr<model::StepPlan> plan_;

@@ -156,17 +156,21 @@ absl::Status ParityRunner::RunChunked(const ParityCase& golden, CaseRun& run) {
   if (prefix_tokens > 0) {
     ScopedSequence first(*session_, prefix);
     first.get().root = root;
-    RETURN_IF_ERROR(session_->Step(first.get(), {.num_tokens = prefix_tokens}).status());
+    ASSIGN_OR_RETURN(const EngineSession::StepReply reply,
+                     session_->Step(first.get(), {.num_tokens = prefix_tokens, .snapshot = true}));
     engine::IndexFullBlocks(first.get(), prefix_tokens, kBlockSize, hasher, session_->pool());
+    if (reply.snapshot != engine::kNoSlot) {
+      session_->pool().AddSnapshot(reply.snapshot, first.get().hashes.back());
+    }
   }
   absl::Status status = [&]() -> absl::Status {
     ScopedSequence scoped(*session_, golden.ids);
     Sequence& seq = scoped.get();
     seq.root = root;
-    seq.hashes = hasher.Chain(root, prefix, kBlockSize);
-    seq.blocks = session_->pool().AcquirePrefix(seq.hashes);
-    seq.num_indexed = static_cast<int32_t>(seq.blocks.size());
-    seq.num_computed = seq.num_indexed * kBlockSize;
+    constexpr auto kComputed = engine::Continuation::kComputed;
+    const int32_t cached =
+        engine::ReusableBlocks(seq, kComputed, kBlockSize, hasher, session_->pool());
+    RETURN_IF_ERROR(engine::TakePrefix(seq, {}, cached, kComputed, kBlockSize, session_->pool()));
     FERRY_CHECK(seq.num_computed == prefix_tokens)
         << "cached " << seq.num_computed << " of " << prefix_tokens;
     while (seq.num_computed < Length(golden)) {
@@ -194,7 +198,8 @@ absl::Status ParityRunner::RunDecode(const ParityCase& golden, CaseRun& run) {
 absl::Status ParityRunner::OpenLink() {
   if (link_ != nullptr) return absl::OkStatus();
   ASSIGN_OR_RETURN(receiver_, EngineSession::Create(engine_options_, num_blocks_));
-  ASSIGN_OR_RETURN(link_, CacheLink::Create(session_->cache(), receiver_->cache()));
+  ASSIGN_OR_RETURN(link_, CacheLink::Create({session_->cache(), session_->state_slots()},
+                                            {receiver_->cache(), receiver_->state_slots()}));
   return absl::OkStatus();
 }
 
@@ -208,11 +213,16 @@ absl::Status ParityRunner::RunTransfer(const ParityCase& golden, CaseRun& run) {
   RETURN_IF_ERROR(Compute(*session_, golden, source.get(), prefilled, /*absorbed=*/false, run));
 
   ScopedSequence target(*receiver_, golden.ids);
+  RETURN_IF_ERROR(engine::TakePrefix(target.get(), {}, /*num_blocks=*/0,
+                                     engine::Continuation::kReceived, kBlockSize,
+                                     receiver_->pool()));
   RETURN_IF_ERROR(engine::GrowBlocks(target.get(), prefilled, kBlockSize, receiver_->pool()));
-  std::vector<absl::Span<const std::byte>> from;
-  std::vector<absl::Span<std::byte>> to;
-  for (const engine::BlockId block : source.get().blocks) from.push_back(session_->Block(block));
-  for (const engine::BlockId block : target.get().blocks) to.push_back(receiver_->Block(block));
+  CacheLink::Pieces<const std::byte> from;
+  CacheLink::Pieces<std::byte> to;
+  for (const engine::BlockId id : source.get().blocks) from.blocks.push_back(session_->Block(id));
+  for (const engine::BlockId id : target.get().blocks) to.blocks.push_back(receiver_->Block(id));
+  from.state_slot = session_->StateSlot(source.get().state_slot);
+  to.state_slot = receiver_->StateSlot(target.get().state_slot);
   ASSIGN_OR_RETURN(const CacheLink::Report report, link_->Send(from, to));
   target.get().num_computed = prefilled;
   run.note = absl::StrFormat("%d tokens (%d bytes) over %s in %.2f ms", prefilled, report.bytes,

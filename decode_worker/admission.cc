@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "absl/types/span.h"
+#include "engine/plan_builder.h"
 #include "status/check.h"
 
 namespace decode_worker {
@@ -27,7 +27,8 @@ int32_t Admission::Growth(const Branch& branch) const {
   return std::max(0, engine::BlocksFor(target, limits_.block_size) - held);
 }
 
-std::optional<std::vector<engine::BlockId>> Admission::TryAdmit(Branch& branch) {
+std::optional<std::vector<engine::BlockId>> Admission::TryAdmit(Branch& branch,
+                                                                engine::Continuation continuation) {
   engine::Sequence& seq = branch.seq;
   FERRY_CHECK(!branch.seated && seq.blocks.empty()) << "blocks=" << seq.blocks.size();
   const int32_t num_branches = 1 + static_cast<int32_t>(branch.forks.size());
@@ -35,40 +36,29 @@ std::optional<std::vector<engine::BlockId>> Admission::TryAdmit(Branch& branch) 
   const bool penalties = seq.sampling.HasPenalties();
   if (penalties && penalty_slots_.num_free() < num_branches) return std::nullopt;
 
-  const absl::Span<const int32_t> tokens(seq.tokens);
-  const int32_t num_tokens = static_cast<int32_t>(tokens.size());
   const int32_t block_size = limits_.block_size;
-  const int32_t num_full = num_tokens / block_size;
-  while (static_cast<int32_t>(seq.hashes.size()) < num_full) {
-    const int32_t i = static_cast<int32_t>(seq.hashes.size());
-    seq.hashes.push_back(hasher_->Next(i == 0 ? seq.root : seq.hashes[i - 1],
-                                       tokens.subspan(i * block_size, block_size)));
-  }
-  // The last token is always computed: its row gives the next token.
-  const auto reusable =
-      absl::MakeConstSpan(seq.hashes).first(static_cast<size_t>((num_tokens - 1) / block_size));
-
-  const int32_t num_blocks = engine::BlocksFor(num_tokens, block_size);
+  const int32_t num_blocks = engine::BlocksFor(static_cast<int64_t>(seq.tokens.size()), block_size);
   int32_t room = 0;  // kept for others and for the newcomer's own growth
   if (!seated_.empty()) {
     for (const Branch* other : seated_) room += Growth(*other);
     room += Growth(branch);
     for (const Branch* fork : branch.forks) room += Growth(*fork);
   }
+  const int32_t cached = engine::ReusableBlocks(seq, continuation, block_size, *hasher_, *pool_);
   // A hit may be a cached block, which is then not available any more: look before, check after.
-  if (num_blocks - pool_->MatchPrefix(reusable) + room > pool_->num_available()) {
+  const int32_t num_fresh = num_blocks - cached;
+  if (num_fresh + room > pool_->num_available()) return std::nullopt;
+  std::vector<engine::Sequence*> forks;
+  for (Branch* fork : branch.forks) forks.push_back(&fork->seq);
+  if (!engine::TakePrefix(seq, forks, cached, continuation, block_size, *pool_).ok()) {
     return std::nullopt;
   }
-  std::vector<engine::BlockId> prefix = pool_->AcquirePrefix(reusable);
-  const int32_t num_fresh = num_blocks - static_cast<int32_t>(prefix.size());
   if (num_fresh + room > pool_->num_available()) {
-    pool_->Release(prefix);
+    engine::ReleaseBlocks(seq, *pool_);
+    for (engine::Sequence* fork : forks) engine::ReleaseBlocks(*fork, *pool_);
     return std::nullopt;
   }
   std::vector<engine::BlockId> fresh = *pool_->Allocate(num_fresh);
-  seq.blocks = std::move(prefix);
-  seq.num_indexed = static_cast<int32_t>(seq.blocks.size());
-  seq.num_computed = seq.num_indexed * block_size;
 
   const auto seat = [&](Branch& one) {
     one.seated = true;

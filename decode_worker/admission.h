@@ -1,9 +1,9 @@
 // Admission: who may enter the batch, and with which blocks.
 //
-// Counts seats (sequences of a step) and penalty slots of everything that runs or is being
-// received, and keeps room for what it will still write: a newcomer gets its blocks only if the
-// seated branches can grow by `growth_tokens` each (or to their ends).  That is a forecast, not a
-// promise: when it was too optimistic the youngest branch is preempted (batch_runner.h).
+// Counts seats (sequences of a step), state slots and penalty slots of everything that runs or is
+// being received, and keeps room for what it will still write: a newcomer gets its blocks only if
+// the seated branches can grow by `growth_tokens` each (or to their ends).  That is a forecast, not
+// a promise: when it was too optimistic the youngest branch is preempted (batch_runner.h).
 //
 // Owned by the scheduler thread.
 
@@ -18,6 +18,7 @@
 #include "block_hash/block_hash.h"
 #include "decode_worker/branch.h"
 #include "engine/block_pool.h"
+#include "engine/prefix_reuse.h"
 #include "engine/slot_pool.h"
 
 namespace decode_worker {
@@ -36,12 +37,15 @@ class Admission final {
             const block_hash::BlockHasher* hasher);
 
   // Seats the branch and its forks.  branch.seq.blocks then holds the blocks that the pool already
-  // has of its tokens (at most those of all but the last token), num_computed counts their tokens;
-  // the returned fresh blocks are for the rest. Nothing changes if there is no room now. REQUIRES:
-  // the branch is not seated and has no blocks.
-  std::optional<std::vector<engine::BlockId>> TryAdmit(Branch& branch);
+  // has of its tokens (at most those of all but the last token) and from which `continuation` can
+  // go on, num_computed counts their tokens; the returned fresh blocks are for the rest.  Each has
+  // a state slot if the model keeps a state.  Nothing changes if there is no room now.
+  // REQUIRES: the branch is not seated and has no blocks.
+  std::optional<std::vector<engine::BlockId>> TryAdmit(Branch& branch,
+                                                       engine::Continuation continuation);
 
-  // Takes the seat and the penalty slot back.  A branch that is not seated: nothing.
+  // Takes the seat and the penalty slot back; blocks and state slot go with DropBlocks.  A branch
+  // that is not seated: nothing.
   void Leave(Branch& branch);
 
   int32_t num_seated() const { return static_cast<int32_t>(seated_.size()); }

@@ -31,11 +31,13 @@ bool Erase(std::vector<Branch*>& list, const Branch* branch) {
 }  // namespace
 
 BatchRunner::BatchRunner(engine::Engine* engine, engine::BlockPool* pool,
-                         const block_hash::BlockHasher* hasher, int32_t chunk_tokens,
+                         const block_hash::BlockHasher* hasher,
+                         const engine::SnapshotPolicy& snapshots, int32_t chunk_tokens,
                          Listener* listener)
     : engine_(engine),
       pool_(pool),
       hasher_(hasher),
+      snapshots_(snapshots),
       block_size_(engine->cache_layout().spec().block_size),
       chunk_tokens_(chunk_tokens),
       listener_(listener) {
@@ -58,6 +60,7 @@ void BatchRunner::Start(Branch& branch, BranchState state) {
 void BatchRunner::Retire(std::unique_ptr<Branch> branch) {
   if (!Erase(active_, branch.get())) Erase(preempting_, branch.get());
   branch->state = BranchState::kRetired;
+  branch->forks.clear();  // each is retired by itself
   LeaveTail(*branch);
   if (branch->in_flight > 0) {
     retired_.push_back(std::move(branch));
@@ -89,9 +92,21 @@ BatchRunner::LaunchedStep BatchRunner::Build() {
   step.step_id = next_step_id_;
   builder_ = builders_[next_step_id_ % 2].get();
   builder_->Begin(next_step_id_);
+  AddForkedStates(step);
   AddDecodes(step);
   AddChunks(step);
+  step.release_slots_after = builder_->state_sources();
   return step;
+}
+
+void BatchRunner::AddForkedStates(LaunchedStep& step) {
+  // Before the trunk's next row, which this plan may hold, whether or not the fork gets one.
+  for (Branch* branch : active_) {
+    if (branch->index == 0 || branch->seq.state_source == engine::kNoSlot) continue;
+    builder_->PrepareState(branch->seq);
+    step.uses.push_back({branch, 0, -1});
+    ++branch->in_flight;
+  }
 }
 
 void BatchRunner::AddDecodes(LaunchedStep& step) {
@@ -109,7 +124,8 @@ void BatchRunner::AddDecodes(LaunchedStep& step) {
     }
     if (!PrepareRow(step, branch)) continue;
     const int32_t sample = builder_->Add(branch.seq, 1, /*absorbed=*/true, /*sample=*/true);
-    step.uses.push_back({&branch, branch.seq.num_computed, sample});
+    step.uses.push_back({&branch, branch.seq.num_computed, sample,
+                         snapshots_.Take(branch.seq, /*decoding=*/true, *builder_, *pool_)});
     ++branch.in_flight;
     ++step.decode_tokens;
   }
@@ -132,8 +148,10 @@ void BatchRunner::AddChunks(LaunchedStep& step) {
     if (tokens == 0 || seqs == 0) break;
     const engine::Sequence& seq = branch->seq;
     const int32_t known = static_cast<int32_t>(seq.tokens.size());
-    const int32_t num_tokens = std::min(tokens, known - seq.num_computed);
-    if (seq.num_computed + num_tokens == known) {
+    const int32_t end =
+        snapshots_.ChunkEnd(seq.num_computed, std::min(seq.num_computed + tokens, known), known);
+    const int32_t num_tokens = end - seq.num_computed;
+    if (end == known) {
       const int32_t num_branches = 1 + static_cast<int32_t>(branch->forks.size());
       const int32_t reset_tokens = seq.penalty_reset_needed ? num_branches * known : 0;
       if (num_branches > samples || reset_tokens > history) continue;
@@ -159,7 +177,8 @@ void BatchRunner::AddChunk(LaunchedStep& step, Branch& branch, int32_t num_token
   engine::Sequence& seq = branch.seq;
   const bool last = seq.num_computed + num_tokens == static_cast<int32_t>(seq.tokens.size());
   const int32_t sample = builder_->Add(seq, num_tokens, absorbed, /*sample=*/last);
-  step.uses.push_back({&branch, seq.num_computed, sample});
+  step.uses.push_back({&branch, seq.num_computed, sample,
+                       snapshots_.Take(seq, /*decoding=*/false, *builder_, *pool_)});
   ++branch.in_flight;
   step.prefill_tokens += num_tokens;
   if (!last) return;
@@ -235,8 +254,12 @@ absl::Status BatchRunner::CollectOldest() {
 
   // Index before anyone may retire: what this step wrote is good for others too.
   for (const LaunchedStep::Use& use : step.uses) {
-    if (use.branch->state == BranchState::kRetired || use.num_written == 0) continue;
+    if (use.branch->state == BranchState::kRetired || use.num_written == 0) {
+      if (use.snapshot.slot != engine::kNoSlot) pool_->state_slots()->Release(use.snapshot.slot);
+      continue;
+    }
     engine::IndexFullBlocks(use.branch->seq, use.num_written, block_size_, *hasher_, *pool_);
+    snapshots_.Keep(use.branch->seq, use.snapshot, *pool_);
   }
   for (const LaunchedStep::Use& use : step.uses) {
     if (use.sample < 0) continue;
@@ -250,6 +273,7 @@ absl::Status BatchRunner::CollectOldest() {
   }
   for (const LaunchedStep::Use& use : step.uses) --use.branch->in_flight;
   pool_->Release(step.release_after);
+  if (pool_->state_slots() != nullptr) pool_->state_slots()->Release(step.release_slots_after);
   DropUnused();
   return absl::OkStatus();
 }

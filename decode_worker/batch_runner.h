@@ -8,8 +8,8 @@
 // blocks back and is computed again later, from its tokens, with the same random numbers.  The
 // youngest itself waits.
 //
-// The one rule for memory: a block returns to the pool only when no launched step reads or writes
-// it.
+// The one rule for memory: a block or state slot returns to the pool only when no launched step
+// reads or writes it.
 //
 // Owned by the scheduler thread.
 
@@ -29,6 +29,7 @@
 #include "engine/block_pool.h"
 #include "engine/engine.h"
 #include "engine/plan_builder.h"
+#include "engine/prefix_reuse.h"
 #include "model/step_plan.h"
 
 namespace decode_worker {
@@ -46,7 +47,8 @@ class BatchRunner final {
 
   // Everything must outlive it.
   BatchRunner(engine::Engine* engine, engine::BlockPool* pool,
-              const block_hash::BlockHasher* hasher, int32_t chunk_tokens, Listener* listener);
+              const block_hash::BlockHasher* hasher, const engine::SnapshotPolicy& snapshots,
+              int32_t chunk_tokens, Listener* listener);
 
   // The branch enters the batch.  kPrefilling: it has blocks for its known tokens and no pending
   // one. kDecoding: all its known tokens but the last are computed.
@@ -80,14 +82,17 @@ class BatchRunner final {
       Branch* branch;
       int32_t num_written;  // tokens of it that are in the cache after this step; 0: a sample only
       int32_t sample;       // index, or -1
+      engine::PendingSnapshot snapshot = {};
     };
     std::vector<Use> uses;
-    std::vector<engine::BlockId> release_after;  // sources of copy-on-write
+    std::vector<engine::BlockId> release_after;       // sources of copy-on-write
+    std::vector<engine::SlotId> release_slots_after;  // sources of copies of a state
     int32_t prefill_tokens = 0;
     int32_t decode_tokens = 0;
   };
 
   LaunchedStep Build();
+  void AddForkedStates(LaunchedStep& step);
   void AddDecodes(LaunchedStep& step);
   void AddChunks(LaunchedStep& step);
   void AddChunk(LaunchedStep& step, Branch& branch, int32_t num_tokens, bool absorbed);
@@ -102,6 +107,7 @@ class BatchRunner final {
   engine::Engine* const engine_;
   engine::BlockPool* const pool_;
   const block_hash::BlockHasher* const hasher_;
+  const engine::SnapshotPolicy snapshots_;
   const int32_t block_size_;  // tokens
   const int32_t chunk_tokens_;
   Listener* const listener_;

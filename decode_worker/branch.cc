@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/plan_builder.h"
+#include "engine/prefix_reuse.h"
 #include "status/check.h"
 
 namespace decode_worker {
@@ -40,6 +41,7 @@ std::vector<Branch*> ForkBranches(Branch& trunk, int32_t block_size, engine::Blo
     to.root = from.root;
     to.num_indexed = num_tokens / block_size;  // the trunk indexes what both hold
     fork->tail_sharers = trunk.tail_sharers;
+    engine::ForkState(from, to, pool);
   }
   return forks;
 }
@@ -54,6 +56,7 @@ void DropBlocks(Branch& branch, engine::BlockPool& pool) {
   FERRY_CHECK(branch.in_flight == 0) << "in_flight=" << branch.in_flight;
   LeaveTail(branch);
   engine::ReleaseBlocks(branch.seq, pool);
+  for (Branch* fork : branch.forks) engine::ReleaseBlocks(fork->seq, pool);
   branch.seq.num_computed = 0;
   branch.seq.num_indexed = 0;
   branch.seq.pending_sample = -1;

@@ -3,7 +3,8 @@
 //
 // A request with n > 1 starts as one trunk that carries the prompt.  When the first tokens are
 // sampled the other branches fork from it: they share its full blocks for good, and its partial
-// last block until they write (copy-on-write).
+// last block until they write (copy-on-write).  A state slot is written with every row: each branch
+// has its own from admission on, and it is filled at the fork.
 //
 // Plain data, owned by the scheduler thread.
 
@@ -33,7 +34,7 @@ struct Branch {
   int32_t index = 0;    // 0: the trunk
   engine::Sequence seq;
   BranchState state = BranchState::kIdle;
-  int32_t in_flight = 0;       // launched, uncollected steps that read or write its blocks
+  int32_t in_flight = 0;       // launched, uncollected steps that read or write its blocks or slot
   bool seated = false;         // counts against the batch's size (admission.h)
   std::vector<Branch*> forks;  // of a trunk that has not forked yet
   // Not null while the partial last block is shared: how many share it.
@@ -66,7 +67,8 @@ std::vector<Branch*> ForkBranches(Branch& trunk, int32_t block_size, engine::Blo
 // Forgets that the last block is shared.  Its reference is kept or released by the caller.
 void LeaveTail(Branch& branch);
 
-// Gives every block back and forgets what was computed; tokens stay.
+// Gives every block and the state slot back, also the slots of forks that are still to come, and
+// forgets what was computed; tokens stay.
 // REQUIRES: in_flight == 0.
 void DropBlocks(Branch& branch, engine::BlockPool& pool);
 

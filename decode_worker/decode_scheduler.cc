@@ -34,7 +34,7 @@ DecodeScheduler::DecodeScheduler(const DecodeOptions& options, worker::WorkerRun
                   .num_penalty_slots = runtime->engine->num_penalty_slots(),
                   .growth_tokens = options.growth_tokens},
                  runtime->pool.get(), runtime->hasher.get()),
-      runner_(runtime->engine.get(), runtime->pool.get(), runtime->hasher.get(),
+      runner_(runtime->engine.get(), runtime->pool.get(), runtime->hasher.get(), runtime->snapshots,
               options.chunk_tokens, this),
       receiver_(
           runtime, incoming,
@@ -215,11 +215,13 @@ void DecodeScheduler::Accept(RequestSpec spec, uint64_t serial, std::shared_ptr<
 void DecodeScheduler::AdmitQueued() {
   while (!queue_.empty()) {
     Branch& branch = *queue_.begin()->second;
-    std::optional<std::vector<engine::BlockId>> fresh = admission_.TryAdmit(branch);
+    Request& request = *requests_.at(branch.serial);
+    const bool receives = request.phase == Phase::kReserving;
+    std::optional<std::vector<engine::BlockId>> fresh = admission_.TryAdmit(
+        branch, receives ? engine::Continuation::kReceived : engine::Continuation::kComputed);
     if (!fresh.has_value()) return;
     queue_.erase(queue_.begin());
-    Request& request = *requests_.at(branch.serial);
-    if (request.phase == Phase::kReserving) {
+    if (receives) {
       GrantReservation(request, branch, std::move(*fresh));
     } else {
       StartLocal(request, branch, std::move(*fresh));
@@ -285,12 +287,15 @@ void DecodeScheduler::EndOverdue(Clock::time_point now) {
     if (request->phase != Phase::kReserving || request->reserve_until > now) continue;
     const auto done = std::exchange(request->reserve_done, nullptr);
     ReturnToWaitReserve(*request);
-    done(absl::ResourceExhaustedError(
-        absl::StrCat("no room for ",
-                     engine::BlocksFor(static_cast<int64_t>(request->spec.tokens.size()),
-                                       runtime_->block_size()),
-                     " blocks in time: ", runtime_->pool->num_available(), " available, ",
-                     admission_.num_seated(), " sequences running or expected")));
+    done(absl::ResourceExhaustedError(absl::StrCat(
+        "no room for ",
+        engine::BlocksFor(static_cast<int64_t>(request->spec.tokens.size()),
+                          runtime_->block_size()),
+        " blocks in time: ", runtime_->pool->num_available(), " available, ",
+        runtime_->pool->state_slots() == nullptr
+            ? ""
+            : absl::StrCat(runtime_->pool->state_slots()->num_available(), " state slots, "),
+        admission_.num_seated(), " sequences running or expected")));
   }
 }
 
@@ -378,20 +383,24 @@ void DecodeScheduler::Publish() {
     }
   }
   const engine::BlockPool& pool = *runtime_->pool;
-  now.free = pool.num_free();
-  now.cached = pool.num_cached();
-  now.reserved = receiver_.reserved_blocks();
-  now.quarantined = receiver_.quarantined_blocks();
-  now.active = pool.num_held() - now.reserved - now.quarantined;
+  now.blocks.free = pool.num_free();
+  now.blocks.cached = pool.num_cached();
+  now.blocks.reserved = receiver_.reserved().blocks;
+  now.blocks.quarantined = receiver_.quarantined().blocks;
+  now.blocks.active = pool.num_held() - now.blocks.reserved - now.blocks.quarantined;
+  if (const engine::StateSlots* const slots = pool.state_slots(); slots != nullptr) {
+    now.state_slots.free = slots->num_free();
+    now.state_slots.cached = slots->num_snapshots();
+    now.state_slots.reserved = receiver_.reserved().state_slots;
+    now.state_slots.quarantined = receiver_.quarantined().state_slots;
+    now.state_slots.active =
+        slots->num_held() - now.state_slots.reserved - now.state_slots.quarantined;
+    metrics_->SetStateSlots(now.state_slots, *slots);
+  }
   now.batch = runner_.stats();
   std::vector<engine::BlockEvent> events = runtime_->pool->TakeEvents();
   if (!events.empty()) events_->Append(std::move(events));
-  metrics_->SetBlocks({.free = now.free,
-                       .cached = now.cached,
-                       .active = now.active,
-                       .reserved = now.reserved,
-                       .held = 0,
-                       .quarantined = now.quarantined});
+  metrics_->SetBlocks(now.blocks);
   metrics_->SetRequests(now.running_requests, now.waiting_requests);
   metrics_->SetTransfersInFlight(receiver_.num_receiving());
   ReportBatch();
@@ -452,12 +461,8 @@ void DecodeScheduler::FillLoad(ferry::v1::LoadReport* report) const {
   report->set_waiting_requests(now.waiting_requests);
   report->set_waiting_tokens(now.waiting_tokens);
   report->set_running_requests(now.running_requests);
-  ferry::v1::KvBlockCounts* blocks = report->mutable_kv_blocks();
-  blocks->set_free(now.free);
-  blocks->set_cached(now.cached);
-  blocks->set_active(now.active);
-  blocks->set_reserved(now.reserved);
-  blocks->set_quarantined(now.quarantined);
+  worker::FillBlockCounts(now.blocks, report->mutable_kv_blocks());
+  worker::FillBlockCounts(now.state_slots, report->mutable_state_slots());
   report->set_step_ms(now.batch.step_ms);
 }
 
@@ -467,7 +472,8 @@ worker::WorkerControl::Remaining DecodeScheduler::remaining() const {
   std::lock_guard lock(shared_mutex_);
   Remaining remaining;
   for (const auto& [id, count] : live_) remaining.requests += count;
-  remaining.held_blocks = snapshot_.reserved + snapshot_.quarantined;
+  remaining.held_blocks =
+      snapshot_.blocks.reserved + snapshot_.blocks.quarantined + snapshot_.state_slots.quarantined;
   return remaining;
 }
 

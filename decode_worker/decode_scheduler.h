@@ -85,7 +85,8 @@ class DecodeScheduler final : public worker::WorkerControl, private BatchRunner:
     int32_t waiting_requests = 0;
     int64_t waiting_tokens = 0;  // prompt tokens still to compute here
     int32_t running_requests = 0;
-    int32_t free = 0, cached = 0, active = 0, reserved = 0, quarantined = 0;  // blocks
+    worker::BlockCounts blocks;
+    worker::BlockCounts state_slots;  // `cached`: snapshots
     BatchRunner::Stats batch;
   };
   Snapshot snapshot() const;
@@ -151,7 +152,7 @@ class DecodeScheduler final : public worker::WorkerControl, private BatchRunner:
   void DoRelease(TransferRef ref, std::function<void(absl::Status)> done);
   void DoAbort(TransferRef ref, std::string cause, std::function<void(bool)> done);
   void OnTransferEnd(KvReceiver::End end);
-  void Commit(Request& request, std::vector<engine::BlockId> blocks);
+  void Commit(Request& request, std::vector<engine::BlockId> blocks, engine::SlotId state_slot);
   // kReceiving or kReserving -> kWaitReserve, without the blocks.
   void ReturnToWaitReserve(Request& request);
 

@@ -130,9 +130,11 @@ void DecodeScheduler::GrantReservation(Request& request, Branch& trunk,
   }
   ReserveGrant grant{.transfer_id = {},
                      .cached_tokens = trunk.seq.num_computed,
-                     .num_blocks = static_cast<int32_t>(fresh.size())};
+                     .num_blocks = static_cast<int32_t>(fresh.size()),
+                     .state_slot = trunk.seq.state_slot != engine::kNoSlot};
   grant.transfer_id =
-      receiver_.Open(request.serial, request.spec.id, request.sender, std::move(fresh), total);
+      receiver_.Open(request.serial, request.spec.id, request.sender, std::move(fresh),
+                     std::exchange(trunk.seq.state_slot, engine::kNoSlot), total);
   request.phase = Phase::kReceiving;
   request.transfer_id = grant.transfer_id;
   request.usage.cached_tokens = grant.cached_tokens;
@@ -219,8 +221,12 @@ void DecodeScheduler::OnTransferEnd(KvReceiver::End end) {
       << "phase=" << static_cast<int>(request.phase);
   request.usage.kv_bytes_received = end.result.bytes;
   if (end.result.status.ok()) {
-    metrics_->ObserveTransfer(end.result.first_to_last, end.result.bytes);
-    return Commit(request, std::move(end.blocks));
+    metrics_->ObserveTransfer(
+        end.result.first_to_last, end.result.bytes,
+        runtime_->engine->cache_layout().BytesOf(request.usage.cached_tokens,
+                                                 static_cast<int64_t>(request.spec.tokens.size()),
+                                                 end.state_slot != engine::kNoSlot));
+    return Commit(request, std::move(end.blocks), end.state_slot);
   }
   metrics_->CountTransferFailure(end.result.status);
   const absl::Status failure =
@@ -231,11 +237,13 @@ void DecodeScheduler::OnTransferEnd(KvReceiver::End end) {
   EndRequest(request, failure);
 }
 
-void DecodeScheduler::Commit(Request& request, std::vector<engine::BlockId> blocks) {
+void DecodeScheduler::Commit(Request& request, std::vector<engine::BlockId> blocks,
+                             engine::SlotId state_slot) {
   Branch& trunk = *request.branches[0];
   engine::Sequence& seq = trunk.seq;
   const int32_t num_tokens = static_cast<int32_t>(seq.tokens.size());
   seq.blocks.insert(seq.blocks.end(), blocks.begin(), blocks.end());
+  seq.state_slot = state_slot;
   seq.num_computed = num_tokens;
   engine::IndexFullBlocks(seq, num_tokens, runtime_->block_size(), *runtime_->hasher,
                           *runtime_->pool);

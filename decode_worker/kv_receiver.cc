@@ -20,7 +20,7 @@ KvReceiver::KvReceiver(const worker::WorkerRuntime* runtime,
 KvReceiver::TransferId KvReceiver::Open(uint64_t owner, const worker::RequestId& request,
                                         const kv_transfer::Epoch& sender,
                                         std::vector<engine::BlockId> blocks,
-                                        absl::Duration total_timeout) {
+                                        engine::SlotId state_slot, absl::Duration total_timeout) {
   // Random, so that a message of an earlier transfer can never be taken for one of this.
   const TransferId id = kv_transfer::Epoch::Random().bytes;
   kv_transfer::IncomingSpec spec{.transfer_id = id,
@@ -32,13 +32,16 @@ KvReceiver::TransferId KvReceiver::Open(uint64_t owner, const worker::RequestId&
                                  .total_timeout = total_timeout};
   spec.blocks.reserve(blocks.size());
   for (const engine::BlockId block : blocks) spec.blocks.push_back(runtime_->block(block));
-  reserved_blocks_ += static_cast<int32_t>(blocks.size());
-  transfers_[id] = {.owner = owner,
-                    .request = request,
-                    .sender = sender,
-                    .blocks = std::move(blocks),
-                    .abandoned = false,
-                    .on_drained = {}};
+  if (state_slot != engine::kNoSlot) spec.state_slot = runtime_->state_slot(state_slot);
+  Transfer& transfer = transfers_[id];
+  transfer = {.owner = owner,
+              .request = request,
+              .sender = sender,
+              .blocks = std::move(blocks),
+              .state_slot = state_slot,
+              .abandoned = false,
+              .on_drained = {}};
+  Add(transfer, 1, reserved_);
   const absl::Status expected =
       incoming_->Expect(std::move(spec), [this, id](kv_transfer::IncomingResult result) {
         // On the transport's thread.
@@ -57,9 +60,8 @@ void KvReceiver::Abandon(const TransferId& id, const absl::Status& cause) {
   const auto it = transfers_.find(id);
   FERRY_CHECK(it != transfers_.end() && !it->second.abandoned) << "transfer is not open";
   it->second.abandoned = true;
-  const int32_t num_blocks = static_cast<int32_t>(it->second.blocks.size());
-  reserved_blocks_ -= num_blocks;
-  quarantined_blocks_ += num_blocks;
+  Add(it->second, -1, reserved_);
+  Add(it->second, 1, quarantined_);
   // False: it has just ended, and its end is in the inbox.
   incoming_->Abort(id, cause, options_.abandon_grace);
 }
@@ -93,23 +95,31 @@ void KvReceiver::AnswerWaiters() {
   }
 }
 
+void KvReceiver::Add(const Transfer& transfer, int32_t sign, Counts& counts) {
+  counts.blocks += sign * static_cast<int32_t>(transfer.blocks.size());
+  if (transfer.state_slot != engine::kNoSlot) counts.state_slots += sign;
+}
+
 void KvReceiver::Ended(const TransferId& id, kv_transfer::IncomingResult result) {
   const auto it = transfers_.find(id);
   FERRY_CHECK(it != transfers_.end()) << "a transfer ends once";
   Transfer transfer = std::move(it->second);
   transfers_.erase(it);
-  const int32_t num_blocks = static_cast<int32_t>(transfer.blocks.size());
-  (transfer.abandoned ? quarantined_blocks_ : reserved_blocks_) -= num_blocks;
+  Add(transfer, -1, transfer.abandoned ? quarantined_ : reserved_);
   const bool landed = result.bytes > 0;
   if (transfer.abandoned || !result.status.ok()) {
     runtime_->pool->Release(transfer.blocks);
     transfer.blocks.clear();
+    if (transfer.state_slot != engine::kNoSlot) {
+      runtime_->pool->state_slots()->Release(std::exchange(transfer.state_slot, engine::kNoSlot));
+    }
   }
   if (!transfer.abandoned) {
     on_end_({.owner = transfer.owner,
              .id = id,
              .result = std::move(result),
-             .blocks = std::move(transfer.blocks)});
+             .blocks = std::move(transfer.blocks),
+             .state_slot = transfer.state_slot});
   }
   for (const auto& done : transfer.on_drained) done(landed);
 }

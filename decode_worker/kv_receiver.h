@@ -1,9 +1,9 @@
-// KvReceiver: the destination blocks of transfers that are on their way.
+// KvReceiver: the destination blocks and state slots of transfers that are on their way.
 //
 // It owns them from the reservation until nothing lands in them any more (rule M1 of serving.md 4):
 // they leave it either confirmed, to the request, or back to the pool, and in both cases only when
 // IncomingTransfers has called on_end.  A transfer that nobody wants any more is abandoned: its
-// blocks are quarantined until then.
+// blocks and slot are quarantined until then.
 //
 // Owned by the scheduler thread; `post` brings the ends of transfers there.
 
@@ -29,13 +29,14 @@ class KvReceiver final {
  public:
   using TransferId = kv_transfer::TransferId;
 
-  // How a transfer that was not abandoned ended.  With an OK status the blocks hold the announced
-  // bytes and belong to the callee; otherwise they are back in the pool and the list is empty.
+  // How a transfer that was not abandoned ended.  With an OK status blocks and slot hold the
+  // announced bytes and belong to the callee; otherwise they are back in the pool and not named.
   struct End {
     uint64_t owner = 0;
     TransferId id{};
     kv_transfer::IncomingResult result;
     std::vector<engine::BlockId> blocks;
+    engine::SlotId state_slot = engine::kNoSlot;
   };
   struct Options {
     absl::Duration stall_timeout;
@@ -49,11 +50,11 @@ class KvReceiver final {
              const Options& options, std::function<void(std::function<void()>)> post,
              std::function<void(End)> on_end);
 
-  // Expects `blocks` from `sender`, whose link must stand.  They belong to the receiver from now
-  // on.
+  // Expects `blocks`, and a state slot unless it is kNoSlot, from `sender`, whose link must stand.
+  // They belong to the receiver from now on.
   TransferId Open(uint64_t owner, const worker::RequestId& request,
                   const kv_transfer::Epoch& sender, std::vector<engine::BlockId> blocks,
-                  absl::Duration total_timeout);
+                  engine::SlotId state_slot, absl::Duration total_timeout);
 
   // The sender says that every byte has left it.  Errors: the transfer has failed; its end follows.
   absl::Status Announce(const TransferId& id, int32_t num_blocks, uint64_t num_bytes);
@@ -70,8 +71,12 @@ class KvReceiver final {
   void AnswerWaiters();
 
   int32_t num_receiving() const { return static_cast<int32_t>(transfers_.size()); }
-  int32_t reserved_blocks() const { return reserved_blocks_; }
-  int32_t quarantined_blocks() const { return quarantined_blocks_; }
+  struct Counts {
+    int32_t blocks = 0;
+    int32_t state_slots = 0;
+  };
+  const Counts& reserved() const { return reserved_; }
+  const Counts& quarantined() const { return quarantined_; }
 
  private:
   struct Transfer {
@@ -79,10 +84,12 @@ class KvReceiver final {
     worker::RequestId request;
     kv_transfer::Epoch sender;
     std::vector<engine::BlockId> blocks;
+    engine::SlotId state_slot = engine::kNoSlot;
     bool abandoned = false;
     std::vector<std::function<void(bool)>> on_drained;
   };
   void Ended(const TransferId& id, kv_transfer::IncomingResult result);
+  static void Add(const Transfer& transfer, int32_t sign, Counts& counts);
 
   const worker::WorkerRuntime* const runtime_;
   kv_transfer::IncomingTransfers* const incoming_;
@@ -90,8 +97,8 @@ class KvReceiver final {
   const std::function<void(std::function<void()>)> post_;
   const std::function<void(End)> on_end_;
   absl::flat_hash_map<TransferId, Transfer> transfers_;
-  int32_t reserved_blocks_ = 0;
-  int32_t quarantined_blocks_ = 0;
+  Counts reserved_;
+  Counts quarantined_;
 };
 
 }  // namespace decode_worker

@@ -49,6 +49,9 @@ absl::Status CheckSize(const ferry::v1::RequestSpec& spec, const DecodeLimits& l
   if (n > limits.max_seqs) {
     return Invalid("n is ", n, ", this worker runs ", limits.max_seqs, " sequences at a time");
   }
+  if (limits.num_state_slots > 0 && n > limits.num_state_slots) {
+    return Invalid("n is ", n, ", this worker has ", limits.num_state_slots, " state slots");
+  }
   if (!worker::ToSamplingOptions(sampling, 0).HasPenalties()) return absl::OkStatus();
   if (n > limits.num_penalty_slots) {
     return Invalid("n is ", n, " with penalties, this worker has ", limits.num_penalty_slots,
@@ -76,6 +79,7 @@ DecodeLimits LimitsOf(const worker::WorkerRuntime& runtime) {
           .epoch = runtime.epoch.ToBytes(),
           .max_seqs = std::min(step.max_seqs, step.max_samples),
           .num_penalty_slots = engine.num_penalty_slots(),
+          .num_state_slots = runtime.num_state_slots(),
           .max_history_tokens = step.max_history_tokens};
 }
 

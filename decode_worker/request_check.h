@@ -28,6 +28,7 @@ struct DecodeLimits {
   std::string epoch;     // of this worker, 16 bytes
   int32_t max_seqs = 0;  // sequences a step
   int32_t num_penalty_slots = 0;
+  int32_t num_state_slots = 0;     // 0: the model keeps no state
   int32_t max_history_tokens = 0;  // tokens that penalties can look back on
 };
 DecodeLimits LimitsOf(const worker::WorkerRuntime& runtime);

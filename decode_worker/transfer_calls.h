@@ -27,6 +27,7 @@ struct ReserveGrant {
   kv_transfer::TransferId transfer_id{};
   int32_t cached_tokens = 0;  // whole blocks that need not be sent
   int32_t num_blocks = 0;     // expected
+  bool state_slot = false;    // expected too
 };
 
 // A token that P sampled.

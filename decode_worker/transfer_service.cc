@@ -162,6 +162,7 @@ class TransferServiceImpl final : public TransferService,
                                       grant->transfer_id.size());
             response->set_cached_tokens(static_cast<uint32_t>(grant->cached_tokens));
             response->set_num_blocks(static_cast<uint32_t>(grant->num_blocks));
+            response->set_state_slot(grant->state_slot);
           }
           Answer(reactor, grant.status());
         });

@@ -12,21 +12,27 @@ BlockPool::BlockPool(int32_t num_blocks, int32_t num_state_slots) : blocks_(num_
   free_.reserve(num_blocks - 1);
   for (BlockId id = num_blocks - 1; id >= 1; --id) free_.push_back(id);  // 1 is handed out first
   if (num_state_slots == 0) return;
-  state_slots_ = std::make_unique<StateSlots>(
-      num_state_slots,
-      [this](const block_hash::BlockHash& hash) { restorable_.SnapshotDropped(hash); });
+  state_slots_ =
+      std::make_unique<StateSlots>(num_state_slots, [this](const block_hash::BlockHash& hash) {
+        const auto found = index_.find(hash);
+        if (found != index_.end()) events_.push_back(Stored(found->second));
+      });
 }
 
 void BlockPool::Forget(BlockId id) {
   Block& block = blocks_[id];
   block.indexed = false;
   index_.erase(block.hash);
-  if (state_slots_ == nullptr) {
-    events_.push_back({.stored = false, .hash = block.hash, .parent = {}});
-    return;
-  }
-  state_slots_->DropSnapshot(block.hash);
-  restorable_.BlockRemoved(block.hash);
+  if (state_slots_ != nullptr) state_slots_->DropSnapshot(block.hash);
+  events_.push_back({.stored = false, .hash = block.hash, .parent = {}});
+}
+
+BlockEvent BlockPool::Stored(BlockId id) const {
+  const Block& block = blocks_[id];
+  return {.stored = true,
+          .hash = block.hash,
+          .parent = block.parent,
+          .resumable = state_slots_ == nullptr || state_slots_->HasSnapshot(block.hash)};
 }
 
 absl::StatusOr<std::vector<BlockId>> BlockPool::Allocate(int32_t count) {
@@ -110,19 +116,16 @@ void BlockPool::Index(BlockId id, const block_hash::BlockHash& hash,
   block.indexed = true;
   block.hash = hash;
   block.parent = parent;
-  if (state_slots_ == nullptr) {
-    events_.push_back({.stored = true, .hash = hash, .parent = parent});
-  } else {
-    restorable_.BlockIndexed(hash, parent);
-  }
+  events_.push_back(Stored(id));
 }
 
 void BlockPool::AddSnapshot(SlotId slot, const block_hash::BlockHash& hash) {
-  if (!index_.contains(hash) || state_slots_->HasSnapshot(hash)) {
+  const auto found = index_.find(hash);
+  if (found == index_.end() || state_slots_->HasSnapshot(hash)) {
     return state_slots_->Release(slot);
   }
   state_slots_->AddSnapshot(slot, hash);
-  restorable_.SnapshotAdded(hash);
+  events_.push_back(Stored(found->second));
 }
 
 void BlockPool::ClearIndex() {
@@ -148,15 +151,13 @@ std::vector<BlockEvent> BlockPool::IndexedBlocks() const {
       at = blocks_[it->second].parent;
     }
     for (auto it = path.rbegin(); it != path.rend(); ++it) {
-      out.push_back({.stored = true, .hash = blocks_[*it].hash, .parent = blocks_[*it].parent});
+      out.push_back(Stored(*it));
     }
   }
   return out;
 }
 
-std::vector<BlockEvent> BlockPool::TakeEvents() {
-  return state_slots_ == nullptr ? std::exchange(events_, {}) : restorable_.TakeEvents();
-}
+std::vector<BlockEvent> BlockPool::TakeEvents() { return std::exchange(events_, {}); }
 
 int32_t BlockPool::num_holders(BlockId id) const {
   FERRY_CHECK(id >= 1 && id < num_blocks()) << "block " << id << " of " << num_blocks();

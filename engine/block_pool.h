@@ -21,8 +21,6 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "block_hash/block_hash.h"
-#include "engine/block_event.h"
-#include "engine/restorable_prefixes.h"
 #include "engine/state_slots.h"
 
 namespace engine {
@@ -34,6 +32,15 @@ inline int32_t BlocksFor(int64_t num_tokens, int32_t block_size) {
   return static_cast<int32_t>((num_tokens + block_size - 1) / block_size);
 }
 
+// What changed in the index, for WatchKvEvents.  In order.
+struct BlockEvent {
+  bool stored = false;  // else removed
+  block_hash::BlockHash hash;
+  block_hash::BlockHash parent;  // of a stored block; the chain's root for the first
+  // Of a stored block: a sequence can go on behind it.  Of a model with state only while it has a
+  // snapshot; a change is told by storing the block again.
+  bool resumable = true;
+};
 class BlockPool final {
  public:
   // `num_state_slots`: 0 for a model without state.
@@ -74,8 +81,7 @@ class BlockPool final {
 
   // Everything indexed, parents before children: a snapshot for WatchKvEvents.
   std::vector<BlockEvent> IndexedBlocks() const;
-  // What to tell of the index since the last call, in order: of a model with state only blocks that
-  // a snapshot makes useful.
+  // Events since the last call.
   std::vector<BlockEvent> TakeEvents();
 
   int32_t num_holders(BlockId block) const;
@@ -95,13 +101,13 @@ class BlockPool final {
   };
   // Takes it out of the index, with its snapshot.
   void Forget(BlockId block);
+  BlockEvent Stored(BlockId block) const;
 
   std::vector<Block> blocks_;  // by block id
   std::vector<BlockId> free_;  // a stack: last freed, first reused
   std::list<BlockId> lru_;     // cached blocks, least recently released first
   absl::flat_hash_map<block_hash::BlockHash, BlockId> index_;
-  std::vector<BlockEvent> events_;  // of a model without state
-  RestorablePrefixes restorable_;   // of one with state
+  std::vector<BlockEvent> events_;
   std::unique_ptr<StateSlots> state_slots_;
 };
 

@@ -101,6 +101,25 @@ CacheLayout::CacheLayout(CacheSpec spec) : spec_(std::move(spec)) {
   }
 }
 
+std::vector<GroupBytes> CacheLayout::BytesOf(int64_t begin, int64_t end, bool state_slot) const {
+  const int64_t blocks = AlignUp(end, spec_.block_size) / spec_.block_size - begin / spec_.block_size;
+  std::vector<GroupBytes> all;
+  for (size_t i = 0; i < spec_.groups.size(); ++i) {
+    const CacheGroup& group = spec_.groups[i];
+    const int64_t entries = end / group.tokens_per_entry - begin / group.tokens_per_entry;
+    const int64_t useful = entries * group.entry_bytes * group.layers;
+    all.push_back({.name = group.name,
+                   .useful = static_cast<uint64_t>(useful),
+                   .padding = static_cast<uint64_t>(blocks * layer_stride_[i] * group.layers - useful)});
+  }
+  if (state_slot) {
+    all.push_back({.name = kStateName,
+                   .useful = static_cast<uint64_t>(spec_.state_slot_bytes),
+                   .padding = 0});
+  }
+  return all;
+}
+
 kernels::KvPages CacheLayout::Pages(std::byte* cache_base, int32_t group, int32_t layer) const {
   return {.base = cache_base + offset(group, layer),
           .block_stride = block_bytes_,

@@ -61,6 +61,14 @@ int32_t DefaultBlockSize(const ModelConfig& config);
 // What `config`'s network keeps.
 CacheSpec MakeCacheSpec(const ModelConfig& config, KvCacheDtype dtype, int32_t block_size);
 
+// What bytes of a cache are.
+struct GroupBytes {
+  std::string name;      // of the group; kStateName: of the state slot
+  uint64_t useful = 0;   // entries of tokens
+  uint64_t padding = 0;  // between and behind them
+};
+inline constexpr char kStateName[] = "state";
+
 // Offsets within a block, from a valid spec.
 class CacheLayout final {
  public:
@@ -78,6 +86,10 @@ class CacheLayout final {
     return int64_t{spec_.block_size / g.tokens_per_entry} * g.entry_bytes;
   }
   int64_t bytes_per_token() const { return block_bytes_ / spec_.block_size; }
+  // What the whole blocks are that hold tokens [begin, end) of a sequence, group by group: entries
+  // whose tokens are all there, and the rest.  With `state_slot` also what a state slot is.
+  // REQUIRES: begin is a multiple of block_size.
+  std::vector<GroupBytes> BytesOf(int64_t begin, int64_t end, bool state_slot) const;
 
   // Pages of one (group, layer) of a cache that starts at `cache_base` (block 0).
   kernels::KvPages Pages(std::byte* cache_base, int32_t group, int32_t layer) const;

@@ -4,14 +4,19 @@
 
 namespace prefill_worker {
 
-ChunkStep::ChunkStep(const model::StepLimits& limits, int32_t block_size,
-                     engine::SlotPool* penalty_slots)
-    : penalty_slots_(penalty_slots), plan_(limits), builder_(block_size, plan_) {}
+ChunkStep::ChunkStep(const model::StepLimits& limits, const engine::SnapshotPolicy& snapshots,
+                     engine::BlockPool* pool, engine::SlotPool* penalty_slots)
+    : snapshots_(snapshots),
+      pool_(pool),
+      penalty_slots_(penalty_slots),
+      plan_(limits),
+      builder_(snapshots.block_size, plan_) {}
 
 bool ChunkStep::Build(int64_t step_id, absl::Span<PrefillRequest* const> requests,
                       int32_t chunk_tokens) {
   requests_.clear();
   ends_.clear();
+  pending_.clear();
   samples_.clear();
   builder_.Begin(step_id);
   int32_t budget = std::min(chunk_tokens, builder_.free_tokens());
@@ -20,15 +25,17 @@ bool ChunkStep::Build(int64_t step_id, absl::Span<PrefillRequest* const> request
     if (!AddRows(*request, budget)) continue;
     requests_.push_back(request);
     ends_.push_back(request->seq.num_computed);
+    pending_.push_back(snapshots_.Take(request->seq, /*decoding=*/false, builder_, *pool_));
     ++request->steps_in_flight;
   }
   return !builder_.empty();
 }
 
-bool ChunkStep::CanSample(const PrefillRequest& request) const {
-  if (builder_.free_samples() == 0) return false;
+bool ChunkStep::CanSample(const PrefillRequest& request, int32_t count) const {
+  if (builder_.free_samples() < count) return false;
   return !request.seq.sampling.HasPenalties() ||
-         (penalty_slots_->num_free() > 0 && builder_.free_history_tokens() >= request.num_tokens());
+         (penalty_slots_->num_free() >= count &&
+          builder_.free_history_tokens() >= int64_t{count} * request.num_tokens());
 }
 
 engine::Sequence& ChunkStep::PrepareBranch(PrefillRequest& request, engine::Sequence& seq) {
@@ -45,16 +52,21 @@ engine::Sequence& ChunkStep::PrepareBranch(PrefillRequest& request, engine::Sequ
 bool ChunkStep::AddRows(PrefillRequest& request, int32_t& budget) {
   engine::Sequence& seq = request.seq;
   if (request.next_branch == request.num_branches) return false;  // all launched
-  const bool again = seq.num_computed == request.num_tokens();
-  const int32_t remaining = again ? 1 : request.num_tokens() - seq.num_computed;
-  const bool sample = remaining <= budget && CanSample(request);
+  // Where all are computed, the last row is computed again.
+  const int32_t remaining = std::max(1, request.num_tokens() - seq.num_computed);
+  const int32_t start = request.num_tokens() - remaining;
+  const int32_t end = snapshots_.ChunkEnd(start, std::min(start + budget, request.num_tokens()),
+                                          request.num_tokens());
+  const bool keeps_state = seq.state_slot != engine::kNoSlot;
+  const bool sample =
+      end == request.num_tokens() && CanSample(request, keeps_state ? request.num_branches : 1);
   // A prompt's last row is computed only together with a sample.
-  const int32_t rows = sample ? remaining : std::min(remaining - 1, budget);
+  const int32_t rows = std::min(end - start, sample ? remaining : remaining - 1);
   if (rows == 0) return false;
-  if (again) seq.num_computed = request.num_tokens() - 1;
+  seq.num_computed = start;
   if (sample) PrepareBranch(request, seq);
   builder_.Add(seq, rows, /*absorbed=*/false, sample);
-  while (sample && request.next_branch < request.num_branches && CanSample(request)) {
+  while (sample && request.next_branch < request.num_branches && CanSample(request, 1)) {
     // The plan copies what it needs of a branch.
     engine::Sequence branch;
     branch.sampling = seq.sampling;
@@ -79,8 +91,17 @@ void ChunkStep::Collected(const engine::StepResult& result) {
         {sample.branch, sample.request->seq.sampling.num_logprobs, result.samples[i]});
     if (sample.penalty_slot >= 0) penalty_slots_->Release(sample.penalty_slot);
   }
-  requests_.clear();
   samples_.clear();
+}
+
+void ChunkStep::KeepSnapshots() {
+  for (size_t i = 0; i < requests_.size(); ++i) {
+    snapshots_.Keep(requests_[i]->seq, pending_[i], *pool_);
+  }
+  if (pool_->state_slots() != nullptr) {
+    pool_->state_slots()->Release(builder_.state_sources());
+  }
+  requests_.clear();
 }
 
 }  // namespace prefill_worker

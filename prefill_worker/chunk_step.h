@@ -4,7 +4,8 @@
 // A step takes up to `chunk_tokens` new rows, first come first served, over as many requests as
 // that needs.  A request's last chunk samples its first tokens, one a branch; branches that do not
 // fit (samples, penalty slots, history) are sampled in a further step that computes the last row
-// again.
+// again.  A model with state cannot compute a row twice: there all branches are sampled in one
+// step.
 //
 // Owned by the scheduler thread.
 
@@ -17,6 +18,7 @@
 #include "absl/types/span.h"
 #include "engine/engine.h"
 #include "engine/plan_builder.h"
+#include "engine/prefix_reuse.h"
 #include "engine/slot_pool.h"
 #include "model/step_plan.h"
 #include "prefill_worker/prefill_request.h"
@@ -25,7 +27,9 @@ namespace prefill_worker {
 
 class ChunkStep final {
  public:
-  ChunkStep(const model::StepLimits& limits, int32_t block_size, engine::SlotPool* penalty_slots);
+  // `pool` and `penalty_slots` must outlive it.
+  ChunkStep(const model::StepLimits& limits, const engine::SnapshotPolicy& snapshots,
+            engine::BlockPool* pool, engine::SlotPool* penalty_slots);
 
   // Plans rows of `requests`, in order, and advances their num_computed and next_branch.
   // False if there is nothing to compute.  REQUIRES: not in flight.
@@ -36,8 +40,11 @@ class ChunkStep final {
   const std::vector<PrefillRequest*>& requests() const { return requests_; }
   int32_t num_tokens() const { return plan_.counts().num_tokens; }
 
-  // Takes the step's results into its requests, those that are ending included, and forgets them.
+  // Takes the step's results into its requests, those that are ending included.
   void Collected(const engine::StepResult& result);
+  // After Collected, when the new blocks are indexed: what the step's snapshots hold may be used.
+  // Forgets the requests.
+  void KeepSnapshots();
 
   engine::StepHandle handle = 0;
 
@@ -47,17 +54,20 @@ class ChunkStep final {
     uint32_t branch;
     int32_t penalty_slot;  // -1: none
   };
-  // Whether the request's next branch can be sampled in this step.
-  bool CanSample(const PrefillRequest& request) const;
+  // Whether the request's next `count` branches can be sampled in this step.
+  bool CanSample(const PrefillRequest& request, int32_t count) const;
   engine::Sequence& PrepareBranch(PrefillRequest& request, engine::Sequence& seq);
   bool AddRows(PrefillRequest& request, int32_t& budget);
 
+  const engine::SnapshotPolicy snapshots_;
+  engine::BlockPool* const pool_;
   engine::SlotPool* const penalty_slots_;
   model::StepPlan plan_;
   engine::PlanBuilder builder_;
   std::vector<PrefillRequest*> requests_;
-  std::vector<int32_t> ends_;    // num_computed after this step, beside requests_
-  std::vector<Sample> samples_;  // by sample index
+  std::vector<int32_t> ends_;                     // num_computed after this step, beside requests_
+  std::vector<engine::PendingSnapshot> pending_;  // beside requests_
+  std::vector<Sample> samples_;                   // by sample index
 };
 
 }  // namespace prefill_worker

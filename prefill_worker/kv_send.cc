@@ -144,11 +144,12 @@ absl::Status KvSendImpl::TakeReservation(const ReserveResponse& response) {
   const int64_t cached_blocks = cached_tokens / block_size;
   if (response.transfer_id().size() != transfer_id_.size() || cached_tokens % block_size != 0 ||
       cached_tokens > spec_.num_tokens || response.num_blocks() != num_blocks - cached_blocks ||
-      response.state_slot()) {
-    return absl::AbortedError(absl::StrCat("reservation of ", response.num_blocks(),
-                                           " blocks behind ", cached_tokens,
-                                           " cached tokens does not fit a prompt of ",
-                                           spec_.num_tokens, " tokens in ", num_blocks, " blocks"));
+      response.state_slot() == spec_.state_slot.empty()) {
+    return absl::AbortedError(
+        absl::StrCat("reservation of ", response.num_blocks(), " blocks",
+                     response.state_slot() ? " and a state slot" : "", " behind ", cached_tokens,
+                     " cached tokens does not fit a prompt of ", spec_.num_tokens, " tokens in ",
+                     num_blocks, " blocks", spec_.state_slot.empty() ? "" : " and a state slot"));
   }
   std::memcpy(transfer_id_.data(), response.transfer_id().data(), transfer_id_.size());
   reserved_ = true;
@@ -189,6 +190,11 @@ void KvSendImpl::Pump(Actions& actions) {
                          spec_.blocks[next_block_]);
   }
   if (!complete_) return;
+  if (!spec_.state_slot.empty()) {
+    if (first_sent_ == absl::InfinitePast()) first_sent_ = absl::Now();
+    if (transfer_->num_in_flight() == 0) last_progress_ = absl::Now();
+    transfer_->SendStateSlot(spec_.state_slot);
+  }
   state_ = State::kDraining;
   actions.push_back([self = shared_from_this(), transfer = transfer_] {
     transfer->Finish([self](kv_transfer::OutgoingResult result) { self->OnDrained(result); });
@@ -309,7 +315,9 @@ void KvSendImpl::StopLocked(absl::Status cause, bool tell_peer, Actions& actions
 void KvSendImpl::EndLocked(absl::Status status, Actions& actions) {
   state_ = State::kEnded;
   if (status.ok()) {
-    context_.metrics->ObserveTransfer(result_.duration, result_.num_bytes);
+    result_.groups = context_.runtime->engine->cache_layout().BytesOf(
+        result_.cached_tokens, spec_.num_tokens, !spec_.state_slot.empty());
+    context_.metrics->ObserveTransfer(result_.duration, result_.num_bytes, result_.groups);
   } else if (!result_.no_room) {
     context_.metrics->CountTransferFailure(status);
   }

@@ -2,10 +2,10 @@
 //
 //   kLinking -> kReserving -> kSending -> kDraining -> kConfirming -> kEnded
 //
-// kSending: blocks go out as they become ready.  kDraining: no more will be sent, some are in
-// flight. kConfirming: TransferDone waits for the decode worker.  Any state may end by a failure;
-// from kSending and kDraining that goes through kDraining with `cause_` set, because sends read the
-// source blocks.
+// kSending: blocks go out as they become ready, then the state slot.  kDraining: no more will be
+// sent, some are in flight. kConfirming: TransferDone waits for the decode worker.  Any state may
+// end by a failure; from kSending and kDraining that goes through kDraining with `cause_` set,
+// because sends read the source blocks.
 //
 // Thread-safe.
 

@@ -2,9 +2,9 @@
 // DESIGN.md 5.
 //
 // Each transfer is a KvSend: link to the decode worker (Handshake and Connect at first contact),
-// Reserve, blocks as they become ready, then TransferDone.  It ends exactly once, and only when
-// none of its sends is in flight: from then on its source blocks may be reused (rules M2, M5 of
-// serving.md 4).
+// Reserve, blocks as they become ready, the state slot behind the last one, then TransferDone.  It
+// ends exactly once, and only when none of its sends is in flight: from then on its source blocks
+// and slot may be reused (rules M2, M5 of serving.md 4).
 //
 // A thread of its own looks at the transfers, whatever the scheduler is doing: it fails stalled
 // ones, fences peers whose sends do not drain, and while the next blocks are still being computed
@@ -27,6 +27,7 @@
 #include "absl/types/span.h"
 #include "kernels/head_and_sample.h"
 #include "kv_transfer/transport.h"
+#include "model/cache_spec.h"
 #include "worker/worker_metrics.h"
 #include "worker/worker_runtime.h"
 #include "worker/worker_service.h"
@@ -51,7 +52,8 @@ struct SendSpec {
   Destination destination;
   int32_t num_tokens = 0;  // of the prompt
   std::vector<absl::Span<const std::byte>>
-      blocks;  // of the whole prompt, the partial last included
+      blocks;                              // of the whole prompt, the partial last included
+  absl::Span<const std::byte> state_slot;  // behind the whole prompt; empty: the model keeps none
 };
 
 struct SendResult {
@@ -60,8 +62,9 @@ struct SendResult {
   int32_t cached_tokens = 0;  // it had already
   int32_t num_blocks = 0;     // sent
   uint64_t num_bytes = 0;
-  std::string link;         // "tcp/lo"
-  absl::Duration duration;  // first block sent .. confirmation
+  std::vector<model::GroupBytes> groups;  // what num_bytes are
+  std::string link;                       // "tcp/lo"
+  absl::Duration duration;                // first block sent .. confirmation
 };
 
 // One transfer.

@@ -26,6 +26,7 @@ struct PrefillSummary {
   int32_t cached_tokens = 0;  // this worker had them
   uint64_t kv_bytes = 0;
   int32_t kv_blocks = 0;
+  std::vector<model::GroupBytes> kv_groups;  // what kv_bytes are
   std::string transport;
   absl::Duration transfer;
   absl::Duration compute;

@@ -31,8 +31,9 @@ PrefillScheduler::PrefillScheduler(const PrefillOptions& options, worker::Worker
       pacing_(options.chunk_tokens, runtime->block_size(), runtime->speed.prefill_tokens_per_s,
               options.worker.transfer_total),
       penalty_slots_(runtime->engine->num_penalty_slots()),
-      steps_{{runtime->engine->limits(), runtime->block_size(), &penalty_slots_},
-             {runtime->engine->limits(), runtime->block_size(), &penalty_slots_}} {
+      steps_{
+          {runtime->engine->limits(), runtime->snapshots, runtime->pool.get(), &penalty_slots_},
+          {runtime->engine->limits(), runtime->snapshots, runtime->pool.get(), &penalty_slots_}} {
   Publish();
 }
 
@@ -145,22 +146,22 @@ void PrefillScheduler::AdmitWaiting() {
 
 bool PrefillScheduler::GiveBlocks(Request& request) {
   engine::Sequence& seq = request.seq;
+  engine::BlockPool& pool = *runtime_->pool;
   const int32_t block_size = runtime_->block_size();
-  if (seq.hashes.empty()) {
-    seq.hashes = runtime_->hasher->Chain(seq.root, seq.tokens, block_size);
-  }
-  // The last token is always computed: its row gives the first token.
-  const size_t reusable = (request.num_tokens() - 1) / block_size;
-  seq.blocks = runtime_->pool->AcquirePrefix(
-      absl::MakeConstSpan(seq.hashes).first(std::min(reusable, seq.hashes.size())));
-  const int32_t cached = static_cast<int32_t>(seq.blocks.size());
-  // All blocks at once: two half-computed prompts can never wait for each other.
-  if (!engine::GrowBlocks(seq, request.num_tokens(), block_size, *runtime_->pool).ok()) {
-    engine::ReleaseBlocks(seq, *runtime_->pool);
+  constexpr auto kComputed = engine::Continuation::kComputed;
+  const int32_t cached =
+      engine::ReusableBlocks(seq, kComputed, block_size, *runtime_->hasher, pool);
+  // A hit may be a cached block, which is then not available any more: look before, check after.
+  if (engine::BlocksFor(request.num_tokens(), block_size) - cached > pool.num_available()) {
     return false;
   }
-  seq.num_indexed = cached;
-  seq.num_computed = request.num_collected = request.cached_tokens = cached * block_size;
+  if (!engine::TakePrefix(seq, {}, cached, kComputed, block_size, pool).ok()) return false;
+  // All blocks at once: two half-computed prompts can never wait for each other.
+  if (!engine::GrowBlocks(seq, request.num_tokens(), block_size, pool).ok()) {
+    engine::ReleaseBlocks(seq, pool);
+    return false;
+  }
+  request.num_collected = request.cached_tokens = seq.num_computed;
   return true;
 }
 
@@ -204,14 +205,16 @@ void PrefillScheduler::CollectStep() {
   }
   const std::vector<Request*> requests = step->requests();
   step->Collected(*result);
+  // Also of a request that is ending: what is computed is worth keeping.
+  for (Request* request : requests) {
+    engine::IndexFullBlocks(request->seq, request->num_ready(), runtime_->block_size(),
+                            *runtime_->hasher, *runtime_->pool);
+  }
+  step->KeepSnapshots();
   for (Request* request : requests) OnCollected(*request);
 }
 
 void PrefillScheduler::OnCollected(Request& request) {
-  const int32_t block_size = runtime_->block_size();
-  // Also of a request that is ending: what is computed is worth keeping.
-  engine::IndexFullBlocks(request.seq, request.num_ready(), block_size, *runtime_->hasher,
-                          *runtime_->pool);
   if (request.all_sampled() && request.computed_time == absl::InfiniteFuture()) {
     request.computed_time = absl::Now();
     metrics_->CountPromptTokens(request.num_tokens() - request.cached_tokens, request.cached_tokens,
@@ -224,7 +227,7 @@ void PrefillScheduler::OnCollected(Request& request) {
   if (request.all_sampled()) {
     request.send->Complete(request.first_tokens);
   } else {
-    request.send->SetReady(request.num_ready() / block_size);
+    request.send->SetReady(request.num_ready() / runtime_->block_size());
   }
 }
 
@@ -250,34 +253,44 @@ void PrefillScheduler::OnEngineFailure(const absl::Status& status) {
   if (on_engine_failure_) on_engine_failure_();
 }
 
-worker::BlockCounts PrefillScheduler::CountBlocks() {
+PrefillScheduler::CacheCounts PrefillScheduler::CountCache() {
   enum Use : uint8_t { kNone, kHeld, kQuarantined, kActive };
   const engine::BlockPool& pool = *runtime_->pool;
   block_use_.assign(pool.num_blocks(), kNone);
+  CacheCounts counts;
+  worker::BlockCounts& slots = counts.state_slots;
   for (const auto& [id, request] : requests_) {
     Use use = kActive;
     if (request->steps_in_flight == 0 && (request->all_sampled() || request->verdict)) {
       use = request->send != nullptr && request->send->draining() ? kQuarantined : kHeld;
+    }
+    if (request->seq.state_slot != engine::kNoSlot) {
+      slots.held += use == kHeld;
+      slots.quarantined += use == kQuarantined;
     }
     // A block of several requests counts for the busiest.
     for (const engine::BlockId block : request->seq.blocks) {
       block_use_[block] = std::max<uint8_t>(block_use_[block], use);
     }
   }
-  worker::BlockCounts counts;
-  counts.free = pool.num_free();
-  counts.cached = pool.num_cached();
+  worker::BlockCounts& blocks = counts.blocks;
+  blocks.free = pool.num_free();
+  blocks.cached = pool.num_cached();
   for (const uint8_t use : block_use_) {
-    counts.held += use == kHeld;
-    counts.quarantined += use == kQuarantined;
+    blocks.held += use == kHeld;
+    blocks.quarantined += use == kQuarantined;
   }
-  counts.active = pool.num_held() - counts.held - counts.quarantined;
+  blocks.active = pool.num_held() - blocks.held - blocks.quarantined;
+  if (const engine::StateSlots* const all = pool.state_slots(); all != nullptr) {
+    slots.free = all->num_free();
+    slots.cached = all->num_snapshots();
+    slots.active = all->num_held() - slots.held - slots.quarantined;
+  }
   return counts;
 }
-
 void PrefillScheduler::Publish() {
   events_->Append(runtime_->pool->TakeEvents());
-  const worker::BlockCounts blocks = CountBlocks();
+  const CacheCounts cache = CountCache();
   int32_t leases = 0;
   int32_t held = 0;
   uint64_t waiting_tokens = 0;
@@ -290,11 +303,14 @@ void PrefillScheduler::Publish() {
   }
   const int32_t waiting = static_cast<int32_t>(waiting_.size());
   const int32_t running = static_cast<int32_t>(requests_.size()) - waiting - held;
-  metrics_->SetBlocks(blocks);
+  metrics_->SetBlocks(cache.blocks);
+  if (const engine::StateSlots* const slots = runtime_->pool->state_slots(); slots != nullptr) {
+    metrics_->SetStateSlots(cache.state_slots, *slots);
+  }
   metrics_->SetRequests(running, waiting);
   metrics_->SetLeases(leases);
   const std::lock_guard<std::mutex> lock(mutex_);
-  blocks_ = blocks;
+  cache_ = cache;
   running_ = running;
   num_held_ = held;
   waiting_tokens_ = waiting_tokens;

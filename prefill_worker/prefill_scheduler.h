@@ -1,10 +1,10 @@
 // PrefillScheduler: owns the engine, the block pool and every request, on one thread.
 //
 // Each turn it takes what has been asked of it since the last one, looks at deadlines and leases,
-// gives waiting requests blocks (reusing cached prefixes), launches a step and collects the oldest
-// one: two steps are in flight while there is work.  As chunks are collected their blocks become
-// ready for the KvSend of the request.  A request ends in one place, Finish, when it has a verdict
-// and neither a step nor a send uses its blocks.
+// gives waiting requests blocks and a state slot (reusing cached prefixes), launches a step and
+// collects the oldest one: two steps are in flight while there is work.  As chunks are collected
+// their blocks become ready for the KvSend of the request.  A request ends in one place, Finish,
+// when it has a verdict and neither a step nor a send uses its blocks.
 //
 // Thread-safe but for Start and Stop; no call blocks.
 
@@ -117,7 +117,11 @@ class PrefillScheduler final : public worker::WorkerControl {
   // Also by the attempt under which it is being pushed.
   Request* FindByAnyAttempt(const worker::RequestId& id);
   void Forget(const worker::RequestId& id);
-  worker::BlockCounts CountBlocks();
+  struct CacheCounts {
+    worker::BlockCounts blocks;
+    worker::BlockCounts state_slots;  // `cached`: snapshots
+  };
+  CacheCounts CountCache();
   void Publish();
 
   const PrefillOptions options_;
@@ -141,7 +145,7 @@ class PrefillScheduler final : public worker::WorkerControl {
   absl::flat_hash_map<std::string, uint32_t>
       ended_;  // newest attempt of requests that ended lately
   std::deque<std::string> ended_order_;
-  std::vector<uint8_t> block_use_;  // scratch of CountBlocks
+  std::vector<uint8_t> block_use_;  // scratch of CountCache
   bool ending_all_ = false;
 
   std::atomic<bool> draining_{false};
@@ -156,7 +160,7 @@ class PrefillScheduler final : public worker::WorkerControl {
   absl::flat_hash_set<worker::RequestId> known_;  // ids, and the ids of pushes under way
   int32_t num_requests_ = 0;                      // accepted and not finished
   int32_t num_held_ = 0;                          // of them, waiting under a lease
-  worker::BlockCounts blocks_;
+  CacheCounts cache_;
   int32_t running_ = 0;
   uint64_t waiting_tokens_ = 0;
   double step_ms_ = 0;

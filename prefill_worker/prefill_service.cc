@@ -1,5 +1,6 @@
 #include "prefill_worker/prefill_service.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -24,6 +25,9 @@ void FillDone(const PrefillSummary& summary, ferry::v1::PrefillDone* done) {
   done->set_cached_tokens(summary.cached_tokens);
   done->set_kv_bytes(summary.kv_bytes);
   done->set_kv_blocks(summary.kv_blocks);
+  for (const model::GroupBytes& group : summary.kv_groups) {
+    worker::FillGroupBytes(group, done->add_groups());
+  }
   done->set_transport(summary.transport);
   done->set_transfer_ms(absl::ToDoubleMilliseconds(summary.transfer));
   done->set_compute_ms(absl::ToDoubleMilliseconds(summary.compute));
@@ -169,13 +173,30 @@ class PrefillService final : public ferry::v1::PrefillWorker::CallbackService {
     seq.num_prompt_tokens = static_cast<int32_t>(spec.num_prompt_tokens());
     seq.sampling = worker::ToSamplingOptions(spec.sampling(), /*branch=*/0);
     seq.root = runtime_->hasher->Root(spec.cache_namespace());
-    const int32_t max_history = runtime_->engine->limits().max_history_tokens;
-    if (seq.sampling.HasPenalties() && request->num_tokens() > max_history) {
-      return absl::InvalidArgumentError(absl::StrCat("penalties over ", request->num_tokens(),
-                                                     " tokens, this worker counts ", max_history,
-                                                     " at most"));
-    }
+    RETURN_IF_ERROR(CheckSamples(*request));
     return request;
+  }
+
+  // Whether the request's first tokens can ever be sampled.
+  absl::Status CheckSamples(const PrefillRequest& request) const {
+    const engine::Engine& engine = *runtime_->engine;
+    const model::StepLimits& limits = engine.limits();
+    const bool penalties = request.seq.sampling.HasPenalties();
+    // Those of a model with state are sampled in one step (chunk_step.h).
+    const int64_t at_once = runtime_->num_state_slots() > 0 ? request.num_branches : 1;
+    const int32_t most =
+        penalties ? std::min(limits.max_samples, engine.num_penalty_slots()) : limits.max_samples;
+    if (at_once > most) {
+      return absl::InvalidArgumentError(absl::StrCat("n is ", at_once,
+                                                     penalties ? " with penalties" : "",
+                                                     ", this worker samples ", most, " at a time"));
+    }
+    if (penalties && at_once * request.num_tokens() > limits.max_history_tokens) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("penalties over ", at_once * request.num_tokens(),
+                       " tokens, this worker counts ", limits.max_history_tokens, " at most"));
+    }
+    return absl::OkStatus();
   }
 
   const worker::WorkerRuntime* const runtime_;

@@ -121,6 +121,9 @@ void PrefillScheduler::StartSend(Request& request, const RequestId& id,
   spec.num_tokens = request.num_tokens();
   for (const engine::BlockId block : request.seq.blocks)
     spec.blocks.push_back(runtime_->block(block));
+  if (request.seq.state_slot != engine::kNoSlot) {
+    spec.state_slot = runtime_->state_slot(request.seq.state_slot);
+  }
   request.send_id = id;
   request.receiver = destination.epoch;
   request.send_started = true;
@@ -167,6 +170,7 @@ PrefillSummary PrefillScheduler::Summary(const Request& request, const SendResul
   summary.cached_tokens = request.cached_tokens;
   summary.kv_bytes = result.num_bytes;
   summary.kv_blocks = result.num_blocks;
+  summary.kv_groups = result.groups;
   summary.transport = result.link;
   summary.transfer = result.duration;
   summary.queue = request.start_time - request.arrived;
@@ -346,14 +350,16 @@ void PrefillScheduler::FillLoad(ferry::v1::LoadReport* report) const {
   report->set_waiting_tokens(waiting_tokens_);
   report->set_running_requests(running_);
   report->set_step_ms(step_ms_);
-  worker::FillBlockCounts(blocks_, report->mutable_kv_blocks());
+  worker::FillBlockCounts(cache_.blocks, report->mutable_kv_blocks());
+  worker::FillBlockCounts(cache_.state_slots, report->mutable_state_slots());
 }
 
 void PrefillScheduler::StartDrain() { draining_ = true; }
 
 worker::WorkerControl::Remaining PrefillScheduler::remaining() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return {.requests = num_requests_ - num_held_, .held_blocks = blocks_.held + blocks_.quarantined};
+  return {.requests = num_requests_ - num_held_,
+          .held_blocks = cache_.blocks.held + cache_.blocks.quarantined};
 }
 
 PrefillScheduler::Request* PrefillScheduler::Find(const RequestId& id) {

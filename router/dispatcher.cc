@@ -117,11 +117,16 @@ Decision Dispatcher::Decide(Waiting* waiting, std::vector<WorkerView>* views, ab
       }
       const int32_t block_size = link.facts().block_size;
       auto [match, is_new] = matches.try_emplace(block_size);
-      if (is_new) match->second = index_->Lookup(Chain(waiting, block_size), now);
+      if (is_new) {
+        // The last token is always computed, and its block with it.
+        const auto reusable = absl::MakeConstSpan(Chain(waiting, block_size))
+                                  .first((view.prompt_tokens - 1) / block_size);
+        match->second = index_->Lookup(reusable, now);
+      }
       const int32_t blocks =
           slot < static_cast<WorkerSlot>(match->second.size()) ? match->second[slot] : 0;
       if (holds) held_view = static_cast<int32_t>(views->size());
-      views->push_back(registry_->View(link, view.prompt_tokens, blocks, now));
+      views->push_back(registry_->View(link, blocks, now));
     }
     const auto blocked = [&](int32_t p, int32_t d) {
       return !registry_->pairs().fits((*views)[p].slot, (*views)[d].slot);

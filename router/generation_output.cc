@@ -172,6 +172,7 @@ void Generation::WriteSummary() {
     summary.set_cached_tokens(prefill_done_->cached_tokens());
     summary.set_kv_bytes(prefill_done_->kv_bytes());
     summary.set_kv_blocks(prefill_done_->kv_blocks());
+    *summary.mutable_kv_groups() = prefill_done_->groups();
     summary.set_kv_transport(prefill_done_->transport());
     summary.set_kv_transfer_ms(prefill_done_->transfer_ms());
   } else {

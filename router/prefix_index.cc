@@ -63,10 +63,15 @@ void PrefixIndex::DropWorker(WorkerSlot slot) {
   worker = Worker();
 }
 
-void PrefixIndex::Store(WorkerSlot slot, const BlockHash& hash) {
+void PrefixIndex::Store(WorkerSlot slot, const BlockHash& hash, bool resumable) {
   Worker& worker = workers_[slot];
+  if (resumable) worker.not_resumable.erase(hash);
   // A worker that announces more blocks than it has is wrong; it must not cost us memory.
-  if (worker.blocks.size() >= worker.max_blocks) return;
+  if (worker.blocks.size() >= worker.max_blocks && !worker.blocks.contains(hash)) return;
+  if (!resumable) {
+    worker.not_resumable.insert(hash);
+    worker.keeps_state = true;
+  }
   if (!worker.blocks.insert(hash).second) return;
   SetBit(&holders_[hash].announced, slot);
   ++num_entries_;
@@ -74,6 +79,7 @@ void PrefixIndex::Store(WorkerSlot slot, const BlockHash& hash) {
 
 void PrefixIndex::Remove(WorkerSlot slot, const BlockHash& hash) {
   if (workers_[slot].blocks.erase(hash) == 0) return;
+  workers_[slot].not_resumable.erase(hash);
   const auto it = holders_.find(hash);
   ClearBit(&it->second.announced, slot);
   if (it->second.empty()) holders_.erase(it);
@@ -85,7 +91,7 @@ void PrefixIndex::ApplyEvents(WorkerSlot slot, const std::vector<Event>& events)
   for (const Event& event : events) {
     switch (event.kind) {
       case Event::Kind::kStored:
-        Store(slot, event.hash);
+        Store(slot, event.hash, event.resumable);
         break;
       case Event::Kind::kRemoved:
         Remove(slot, event.hash);
@@ -118,7 +124,7 @@ PrefixIndex::Applied PrefixIndex::Apply(WorkerSlot slot, const Frame& frame, abs
     worker.in_snapshot = true;
     for (const Event& event : frame.events) {
       if (event.kind == Event::Kind::kStored && worker.staged.size() < worker.max_blocks) {
-        worker.staged.insert(event.hash);
+        worker.staged[event.hash] = event.resumable;
       }
     }
     if (frame.snapshot_end) {
@@ -129,7 +135,7 @@ PrefixIndex::Applied PrefixIndex::Apply(WorkerSlot slot, const Frame& frame, abs
            std::vector<BlockHash>(worker.blocks.begin(), worker.blocks.end())) {
         if (!staged.contains(hash)) Remove(slot, hash);
       }
-      for (const BlockHash& hash : staged) Store(slot, hash);
+      for (const auto& [hash, resumable] : staged) Store(slot, hash, resumable);
       worker.last_seq = frame.seq;
       ++num_snapshots_;
     }
@@ -172,6 +178,7 @@ void PrefixIndex::ExpirePredictions(absl::Time now) {
 
 void PrefixIndex::Predict(WorkerSlot slot, absl::Span<const BlockHash> chain, absl::Time now) {
   if (slot >= static_cast<WorkerSlot>(workers_.size()) || !workers_[slot].present) return;
+  if (workers_[slot].keeps_state) return;
   const absl::Time until = now + options_.predicted_ttl;
   for (const BlockHash& hash : chain) {
     if (workers_[slot].blocks.contains(hash)) continue;
@@ -202,7 +209,11 @@ std::vector<int32_t> PrefixIndex::Lookup(absl::Span<const BlockHash> chain, absl
                                                 : Word(it->second.announced, word) |
                                                       Word(it->second.predicted, word);
       for (uint64_t lost = alive[word] & ~has; lost != 0; lost &= lost - 1) {
-        matched[word * 64 + __builtin_ctzll(lost)] = static_cast<int32_t>(i);
+        const size_t slot = word * 64 + __builtin_ctzll(lost);
+        const auto& closed = workers_[slot].not_resumable;
+        size_t end = i;
+        while (end > 0 && !closed.empty() && closed.contains(chain[end - 1])) --end;
+        matched[slot] = static_cast<int32_t>(end);
       }
       alive[word] &= has;
       any = any || alive[word] != 0;
@@ -216,7 +227,9 @@ size_t PrefixIndex::approximate_bytes() const {
                  predicted_.capacity() * (sizeof(Prediction) + sizeof(absl::Time) + 1) +
                  predicted_order_.size() * sizeof(predicted_order_[0]);
   for (const Worker& worker : workers_) {
-    bytes += (worker.blocks.capacity() + worker.staged.capacity()) * (sizeof(BlockHash) + 1);
+    bytes +=
+        (worker.blocks.capacity() + worker.not_resumable.capacity() + worker.staged.capacity()) *
+        (sizeof(BlockHash) + 1);
   }
   return bytes;
 }

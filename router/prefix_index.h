@@ -39,6 +39,7 @@ class PrefixIndex final {
     enum class Kind { kStored, kRemoved, kCleared };
     Kind kind = Kind::kStored;
     block_hash::BlockHash hash;  // unused by kCleared
+    bool resumable = true;       // of kStored: a prompt can go on behind it
   };
   // As ferry.v1.KvEventFrame.
   struct Frame {
@@ -67,10 +68,12 @@ class PrefixIndex final {
   // First frame not applied yet.
   uint64_t next_seq(WorkerSlot slot) const;
 
-  // The worker will soon have these blocks.
+  // The worker will soon have these blocks.  Nothing is predicted of one whose model keeps a state:
+  // where a prompt can go on there is known only when it is told.
   void Predict(WorkerSlot slot, absl::Span<const block_hash::BlockHash> chain, absl::Time now);
 
-  // How many leading blocks of `chain` each slot has; 0 for a worker whose view is stale.
+  // How many leading blocks of `chain` each slot has and a prompt can go on behind; 0 for a worker
+  // whose view is stale.
   std::vector<int32_t> Lookup(absl::Span<const block_hash::BlockHash> chain, absl::Time now);
 
   // For metrics.
@@ -96,13 +99,15 @@ class PrefixIndex final {
     uint64_t last_seq = 0;
     absl::Time last_frame = absl::InfinitePast();
     absl::flat_hash_set<block_hash::BlockHash> blocks;
+    absl::flat_hash_set<block_hash::BlockHash> not_resumable;  // of `blocks`
+    bool keeps_state = false;  // of sequences: it has told of a block that is not resumable
     bool in_snapshot = false;
-    absl::flat_hash_set<block_hash::BlockHash> staged;  // the snapshot being read
+    absl::flat_hash_map<block_hash::BlockHash, bool> staged;  // the snapshot being read; resumable
   };
   using Prediction = std::pair<WorkerSlot, block_hash::BlockHash>;
 
   bool Trusted(const Worker& worker, absl::Time now) const;
-  void Store(WorkerSlot slot, const block_hash::BlockHash& hash);
+  void Store(WorkerSlot slot, const block_hash::BlockHash& hash, bool resumable);
   void Remove(WorkerSlot slot, const block_hash::BlockHash& hash);
   void ApplyEvents(WorkerSlot slot, const std::vector<Event>& events);
   void Forget(const Prediction& prediction);

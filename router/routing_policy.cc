@@ -50,7 +50,9 @@ bool HasRoom(const WorkerView& worker, const RequestView& request) {
   if (worker.requests == 0 && worker.used_blocks == 0) return true;
   const int32_t needed = BlocksFor(request.prompt_tokens, worker.block_size) +
                          GrowthBlocks(request, worker.block_size);
-  return worker.used_blocks + needed <= kMaxPoolShare * worker.num_blocks;
+  return worker.used_blocks + needed <= kMaxPoolShare * worker.num_blocks &&
+         (worker.num_state_slots == 0 ||
+          worker.used_state_slots + request.branches <= worker.num_state_slots);
 }
 
 bool CanPrefillMore(const WorkerView& worker) {

@@ -30,9 +30,11 @@ struct WorkerView {
   bool prefills_any_length = false;  // role both
   int32_t block_size = 0;            // tokens
   int64_t block_bytes = 0;
-  int32_t num_blocks = 0;     // of the pool
-  int32_t used_blocks = 0;    // not free and not merely cached, growth included
-  int32_t max_model_len = 0;  // 0: not stated
+  int32_t num_blocks = 0;        // of the pool
+  int32_t used_blocks = 0;       // not free and not merely cached, growth included
+  int32_t num_state_slots = 0;   // 0: its model keeps no state per sequence
+  int32_t used_state_slots = 0;  // not free and not merely snapshots
+  int32_t max_model_len = 0;     // 0: not stated
   // Speeds that the worker measured at start; 0: unknown.
   double prefill_tokens_per_s = 0;
   double prefill_s_per_token2 = 0;

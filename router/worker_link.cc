@@ -45,6 +45,7 @@ WorkerFacts FactsOf(const ferry::v1::WorkerInfo& info, const std::string& addres
           .block_size = static_cast<int32_t>(info.block_size()),
           .block_bytes = static_cast<int64_t>(info.block_bytes()),
           .num_blocks = static_cast<int32_t>(info.num_blocks()),
+          .num_state_slots = static_cast<int32_t>(info.num_state_slots()),
           .max_model_len = static_cast<int32_t>(info.max_model_len()),
           .hash_seed = info.hash_seed(),
           .prefill_tokens_per_s = info.prefill_tokens_per_s(),
@@ -64,13 +65,17 @@ absl::Status CheckFacts(const WorkerFacts& facts, const std::string& address) {
   return absl::OkStatus();
 }
 
+int32_t Used(const ferry::v1::KvBlockCounts& counts) {
+  return static_cast<int32_t>(counts.active() + counts.reserved() + counts.held() +
+                              counts.quarantined());
+}
+
 WorkerLoad LoadOf(const ferry::v1::LoadReport& report) {
-  const ferry::v1::KvBlockCounts& blocks = report.kv_blocks();
   return {.waiting_tokens = static_cast<int64_t>(report.waiting_tokens()),
           .waiting_requests = static_cast<int32_t>(report.waiting_requests()),
           .running_requests = static_cast<int32_t>(report.running_requests()),
-          .used_blocks = static_cast<int32_t>(blocks.active() + blocks.reserved() + blocks.held() +
-                                              blocks.quarantined()),
+          .used_blocks = Used(report.kv_blocks()),
+          .used_state_slots = Used(report.state_slots()),
           .step_ms = report.step_ms()};
 }
 
@@ -91,7 +96,8 @@ PrefixIndex::Frame FrameOf(const ferry::v1::KvEventFrame& proto) {
     const std::string& raw = event.has_stored() ? event.stored().hash() : event.removed();
     if (raw.size() != block_hash::BlockHash().bytes.size()) continue;  // not a hash of ours
     frame.events.push_back({.kind = event.has_stored() ? Kind::kStored : Kind::kRemoved,
-                            .hash = block_hash::BlockHash::FromBytes(raw)});
+                            .hash = block_hash::BlockHash::FromBytes(raw),
+                            .resumable = !event.stored().not_resumable()});
   }
   return frame;
 }

@@ -43,6 +43,7 @@ struct WorkerFacts {
   int32_t block_size = 0;
   int64_t block_bytes = 0;
   int32_t num_blocks = 0;
+  int32_t num_state_slots = 0;  // 0: its model keeps no state per sequence
   int32_t max_model_len = 0;
   uint64_t hash_seed = 0;
   double prefill_tokens_per_s = 0;
@@ -56,7 +57,8 @@ struct WorkerLoad {
   int64_t waiting_tokens = 0;
   int32_t waiting_requests = 0;
   int32_t running_requests = 0;
-  int32_t used_blocks = 0;  // active, reserved, held, quarantined
+  int32_t used_blocks = 0;       // active, reserved, held, quarantined
+  int32_t used_state_slots = 0;  // the same
   double step_ms = 0;
 };
 

@@ -44,13 +44,11 @@ bool WorkerRegistry::Serves(const WorkerLink& link, const ModelAssets& model) co
           facts.tokenizer_hash == model.tokenizer_hash);
 }
 
-WorkerView WorkerRegistry::View(const WorkerLink& link, int32_t prompt_tokens,
-                                int32_t cached_blocks, absl::Time now) const {
+WorkerView WorkerRegistry::View(const WorkerLink& link, int32_t cached_blocks,
+                                absl::Time now) const {
   const WorkerFacts& facts = link.facts();
   const WorkerLoad& load = link.load();
   const LoadLedger::Load ours = ledger_->uncommitted(link.slot());
-  // The last token is always computed, and only whole blocks are reused.
-  const int32_t reusable_blocks = std::min(cached_blocks, (prompt_tokens - 1) / facts.block_size);
   return {.slot = link.slot(),
           .can_decode = facts.role == LinkRole::kDecode || facts.role == LinkRole::kBoth,
           .is_prefill = facts.role == LinkRole::kPrefill,
@@ -59,6 +57,8 @@ WorkerView WorkerRegistry::View(const WorkerLink& link, int32_t prompt_tokens,
           .block_bytes = facts.block_bytes,
           .num_blocks = facts.num_blocks,
           .used_blocks = load.used_blocks + ours.kv_blocks + ours.growth_blocks,
+          .num_state_slots = facts.num_state_slots,
+          .used_state_slots = load.used_state_slots + ours.requests,
           .max_model_len = facts.max_model_len,
           .prefill_tokens_per_s = facts.prefill_tokens_per_s,
           .prefill_s_per_token2 = facts.prefill_s_per_token2,
@@ -67,7 +67,7 @@ WorkerView WorkerRegistry::View(const WorkerLink& link, int32_t prompt_tokens,
           .observed_step_ms = load.step_ms,
           .waiting_tokens = load.waiting_tokens + ours.prefill_tokens,
           .requests = load.running_requests + load.waiting_requests + ours.requests,
-          .cached_tokens = reusable_blocks * facts.block_size,
+          .cached_tokens = cached_blocks * facts.block_size,
           .recent_assignments = ledger_->recent_assignments(link.slot(), now)};
 }
 

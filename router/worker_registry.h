@@ -48,9 +48,8 @@ class WorkerRegistry final : public WorkerLink::Listener {
 
   // Serving, of this model, with this tokenizer.
   bool Serves(const WorkerLink& link, const ModelAssets& model) const;
-  // How the worker looks to a request that has `cached_blocks` leading blocks there.
-  WorkerView View(const WorkerLink& link, int32_t prompt_tokens, int32_t cached_blocks,
-                  absl::Time now) const;
+  // How the worker looks to a request that can reuse `cached_blocks` leading blocks there.
+  WorkerView View(const WorkerLink& link, int32_t cached_blocks, absl::Time now) const;
 
   const PairTable& pairs() const { return pairs_; }
   // A try has shown that blocks of one cannot go to the other.  False: one of the two is another

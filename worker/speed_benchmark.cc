@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "engine/plan_builder.h"
+#include "engine/prefix_reuse.h"
 #include "model/step_plan.h"
 #include "status/status_macros.h"
 
@@ -58,9 +59,11 @@ class Benchmark {
 
     ASSIGN_OR_RETURN(const double one_s, Decode({seq}));
     speed.decode_step_ms = one_s * 1e3;
+    const engine::StateSlots* const slots = pool_.state_slots();
     const int32_t batch =
         std::min({kMaxDecodeSeqs, engine_.limits().max_seqs, engine_.limits().max_samples,
-                  engine_.limits().max_tokens, pool_.num_available() + 1});
+                  engine_.limits().max_tokens, pool_.num_available() + 1,
+                  slots == nullptr ? kMaxDecodeSeqs : slots->num_available() + 1});
     if (batch > 1) {
       std::vector<size_t> seqs = {seq};
       while (static_cast<int32_t>(seqs.size()) < batch) seqs.push_back(NewSequence(1));
@@ -89,6 +92,13 @@ class Benchmark {
     seqs_.clear();
   }
 
+  // Gives a new sequence its state slot, if the model keeps a state.
+  absl::Status StartSequence(engine::Sequence& seq) {
+    if (seq.num_computed > 0) return absl::OkStatus();
+    return engine::TakePrefix(seq, {}, /*num_blocks=*/0, engine::Continuation::kComputed,
+                              block_size_, pool_);
+  }
+
   absl::StatusOr<double> Step() {
     ASSIGN_OR_RETURN(const engine::StepHandle handle, engine_.Launch(plan_));
     ASSIGN_OR_RETURN(const engine::StepResult result, engine_.Collect(handle));
@@ -98,6 +108,7 @@ class Benchmark {
   // Seconds of one chunk of the sequence's next tokens.
   absl::StatusOr<double> Chunk(size_t index, int32_t num_tokens) {
     engine::Sequence& seq = seqs_[index];
+    RETURN_IF_ERROR(StartSequence(seq));
     RETURN_IF_ERROR(engine::GrowBlocks(seq, seq.num_computed + num_tokens, block_size_, pool_));
     builder_.Begin(++step_id_);
     builder_.Add(seq, num_tokens, /*absorbed=*/false, /*sample=*/false);
@@ -111,6 +122,7 @@ class Benchmark {
       builder_.Begin(++step_id_);
       for (const size_t index : indices) {
         engine::Sequence& seq = seqs_[index];
+        RETURN_IF_ERROR(StartSequence(seq));
         // Each step has one token that is not computed yet, as after sampling.
         if (seq.num_computed == static_cast<int32_t>(seq.tokens.size()))
           seq.tokens.push_back(NextToken());

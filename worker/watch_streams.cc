@@ -18,6 +18,7 @@ void FillEvent(const engine::BlockEvent& from, ferry::v1::KvEvent* to) {
   if (from.stored) {
     to->mutable_stored()->set_hash(std::string(from.hash.view()));
     to->mutable_stored()->set_parent(std::string(from.parent.view()));
+    to->mutable_stored()->set_not_resumable(!from.resumable);
   } else {
     to->set_removed(std::string(from.hash.view()));
   }

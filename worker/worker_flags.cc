@@ -31,8 +31,14 @@ void AddWorkerFlags(CLI::App& app, WorkerOptions* options) {
   add("--max_model_len", options->engine.max_model_len, "tokens; 0: the checkpoint's");
   add("--max_batch_tokens", options->engine.limits.max_tokens, "new tokens a step, at most");
   add("--max_seqs", options->engine.limits.max_seqs, "sequences a step, at most");
-  add("--cache_bytes", options->cache_bytes, "memory for cache blocks");
+  add("--cache_bytes", options->cache_bytes, "memory for cache blocks and state slots");
   add("--num_blocks", options->num_blocks, "cache blocks instead of --cache_bytes; 0: unset");
+  add("--num_state_slots", options->num_state_slots,
+      "slots for the state of sequences and for snapshots of it, if the model keeps one; 0: "
+      "--max_seqs and snapshots of the whole cache, in at most half of --cache_bytes");
+  add("--snapshot_blocks", options->snapshot_blocks,
+      "blocks of a prompt from one snapshot of its state to the next; 0: as many as weigh as much "
+      "as a slot");
   add("--hash_seed", options->hash_seed, "seed of block hashes; the same in the whole system");
   add("--max_waiting", options->max_waiting, "requests that may wait in the queue");
 

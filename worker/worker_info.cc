@@ -3,6 +3,12 @@
 
 namespace worker {
 
+void FillGroupBytes(const model::GroupBytes& group, ferry::v1::CacheGroupBytes* out) {
+  out->set_name(group.name);
+  out->set_useful_bytes(group.useful);
+  out->set_padding_bytes(group.padding);
+}
+
 void FillRuntimeInfo(const WorkerRuntime& runtime, ferry::v1::WorkerInfo* info) {
   info->set_epoch(runtime.epoch.ToBytes());
   info->set_model(runtime.model_name);
@@ -11,6 +17,12 @@ void FillRuntimeInfo(const WorkerRuntime& runtime, ferry::v1::WorkerInfo* info) 
   info->set_block_size(runtime.block_size());
   info->set_block_bytes(runtime.block_bytes());
   info->set_num_blocks(runtime.pool->num_blocks() - 1);
+  info->set_num_state_slots(runtime.num_state_slots());
+  info->set_snapshot_blocks(runtime.snapshots.every_blocks);
+  for (const model::GroupBytes& group :
+       runtime.engine->cache_layout().BytesOf(0, runtime.block_size(), /*state_slot=*/false)) {
+    FillGroupBytes(group, info->add_block_groups());
+  }
   info->set_max_model_len(runtime.engine->network().max_model_len());
   info->set_vocab_size(runtime.engine->network().config().vocab_size);
   info->set_hash_seed(runtime.options.hash_seed);

@@ -70,6 +70,10 @@ struct WorkerMetrics::Impl {
   prometheus::Gauge& reserved = blocks.Add({{"state", "reserved"}});
   prometheus::Gauge& held = blocks.Add({{"state", "held"}});
   prometheus::Gauge& quarantined = blocks.Add({{"state", "quarantined"}});
+  // Of a model that keeps a state per sequence.
+  GaugeFamily* state_slots = nullptr;
+  prometheus::Counter* snapshots_taken = nullptr;
+  prometheus::Counter* snapshots_dropped = nullptr;
   prometheus::Gauge& running = Gauge("ferry_requests_running", "requests being worked on").Add({});
   prometheus::Gauge& waiting = Gauge("ferry_requests_waiting", "requests in the queue").Add({});
   prometheus::Gauge& leases = Gauge("ferry_leases", "requests whose blocks are held").Add({});
@@ -83,6 +87,8 @@ struct WorkerMetrics::Impl {
           .Add({}, SecondsBuckets());
   Histogram& transfer_bytes =
       Family("ferry_transfer_bytes", "bytes of a transfer").Add({}, Powers(4096, 12));
+  CounterFamily& group_bytes =
+      Counter("ferry_transfer_group_bytes_total", "bytes of confirmed transfers by what they are");
   CounterFamily& transfer_failures =
       Counter("ferry_transfer_failures_total", "transfers that failed, by status");
   CounterFamily& handshakes = Counter("ferry_handshake_total", "handshakes by result");
@@ -116,6 +122,28 @@ WorkerMetrics::WorkerMetrics(std::shared_ptr<prometheus::Registry> registry,
 
 WorkerMetrics::~WorkerMetrics() = default;
 
+void WorkerMetrics::SetStateSlots(const BlockCounts& counts, const engine::StateSlots& slots) {
+  Impl& impl = *impl_;
+  if (impl.state_slots == nullptr) {
+    impl.state_slots = &impl.Gauge("ferry_state_slots", "state slots by use; the sum is constant");
+    CounterFamily& snapshots =
+        impl.Counter("ferry_state_snapshots_total", "snapshots of sequences' state");
+    impl.snapshots_taken = &snapshots.Add({{"event", "taken"}});
+    impl.snapshots_dropped = &snapshots.Add({{"event", "dropped"}});
+  }
+  const std::pair<const char*, int32_t> states[] = {
+      {"free", counts.free},     {"snapshot", counts.cached},
+      {"active", counts.active}, {"reserved", counts.reserved},
+      {"held", counts.held},     {"quarantined", counts.quarantined}};
+  for (const auto& [state, count] : states) {
+    impl.state_slots->Add({{"state", state}}).Set(count);
+  }
+  impl.snapshots_taken->Increment(static_cast<double>(slots.snapshots_taken()) -
+                                  impl.snapshots_taken->Value());
+  impl.snapshots_dropped->Increment(static_cast<double>(slots.snapshots_dropped()) -
+                                    impl.snapshots_dropped->Value());
+}
+
 void WorkerMetrics::SetBlocks(const BlockCounts& counts) {
   impl_->free.Set(counts.free);
   impl_->cached.Set(counts.cached);
@@ -139,9 +167,18 @@ void WorkerMetrics::ObserveStep(StepPhase phase, double seconds, int32_t tokens)
   impl_->batch_tokens.Add(labels, Powers(1, 8)).Observe(tokens);
 }
 
-void WorkerMetrics::ObserveTransfer(absl::Duration duration, uint64_t bytes) {
+void WorkerMetrics::ObserveTransfer(absl::Duration duration, uint64_t bytes,
+                                    const std::vector<model::GroupBytes>& groups) {
   impl_->transfer_seconds.Observe(absl::ToDoubleSeconds(duration));
   impl_->transfer_bytes.Observe(static_cast<double>(bytes));
+  for (const model::GroupBytes& group : groups) {
+    const auto add = [&](const char* kind, uint64_t count) {
+      impl_->group_bytes.Add({{"group", group.name}, {"kind", kind}})
+          .Increment(static_cast<double>(count));
+    };
+    add("useful", group.useful);
+    add("padding", group.padding);
+  }
 }
 
 void WorkerMetrics::CountTransferFailure(const absl::Status& why) {

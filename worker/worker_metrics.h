@@ -8,9 +8,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "model/cache_spec.h"
 
 namespace prometheus {
 class Registry;
@@ -18,12 +20,16 @@ class Registry;
 namespace ferry::v1 {
 class KvBlockCounts;
 }
+namespace engine {
+class StateSlots;
+}
 
 namespace worker {
 
 struct WorkerRuntime;
 
-// Blocks by what they are used for; the sum is constant (block 0 is not counted).
+// Blocks, or state slots, by what they are used for; the sum is constant (block 0 and slot 0 are
+// not counted).
 struct BlockCounts {
   int32_t free = 0;
   int32_t cached = 0;
@@ -42,14 +48,20 @@ class WorkerMetrics final {
   WorkerMetrics(std::shared_ptr<prometheus::Registry> registry, const WorkerRuntime& runtime);
   ~WorkerMetrics();
 
-  void SetBlocks(const BlockCounts& counts);           // ferry_kv_blocks{state}
+  void SetBlocks(const BlockCounts& counts);  // ferry_kv_blocks{state}
+  // ferry_state_slots{state}, where `cached` is snapshots, and ferry_state_snapshots_total{event}
+  // with what `slots` has counted since start.  Only of a model that keeps a state.  Always called
+  // by the same thread.
+  void SetStateSlots(const BlockCounts& counts, const engine::StateSlots& slots);
   void SetRequests(int32_t running, int32_t waiting);  // ferry_requests_running, _waiting
   void SetLeases(int32_t held);                        // ferry_leases
   void CountLeaseExpired();                            // ferry_lease_expired_total
   // ferry_step_seconds{phase}, ferry_batch_tokens{phase}
   void ObserveStep(StepPhase phase, double seconds, int32_t tokens);
-  // ferry_transfer_seconds, ferry_transfer_bytes
-  void ObserveTransfer(absl::Duration duration, uint64_t bytes);
+  // ferry_transfer_seconds, ferry_transfer_bytes; `groups`, what the bytes are:
+  // ferry_transfer_group_bytes_total{group,kind=useful|padding}
+  void ObserveTransfer(absl::Duration duration, uint64_t bytes,
+                       const std::vector<model::GroupBytes>& groups);
   // ferry_transfer_failures_total{reason}: the status code's name in lower case.
   void CountTransferFailure(const absl::Status& why);
   void SetTransfersInFlight(int32_t count);         // ferry_transfer_inflight

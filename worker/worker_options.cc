@@ -55,6 +55,8 @@ absl::Status WorkerOptions::Validate() const {
           " is not positive");
   require(engine.limits.max_seqs > 0, "--max_seqs: ", engine.limits.max_seqs, " is not positive");
   require(num_blocks >= 0, "--num_blocks: ", num_blocks, " is negative");
+  require(num_state_slots >= 0, "--num_state_slots: ", num_state_slots, " is negative");
+  require(snapshot_blocks >= 0, "--snapshot_blocks: ", snapshot_blocks, " is negative");
   require(num_blocks > 0 || cache_bytes > 0, "--cache_bytes: ", cache_bytes, " is not positive");
   const std::vector<std::string> kinds = link_kinds();
   require(!kinds.empty(), "--links is empty");

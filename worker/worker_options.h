@@ -27,13 +27,16 @@ struct WorkerOptions {
                                  // --block_size, --max_model_len, --max_batch_tokens, --max_seqs
   int64_t cache_bytes = int64_t{1} << 30;  // --cache_bytes, or
   int32_t num_blocks = 0;                  // --num_blocks; > 0 wins
-  uint64_t hash_seed = 0;                  // --hash_seed
-  std::string links = "shm,tcp";           // --links, best first
-  std::string data_ip = "0.0.0.0";         // --data_ip of the data link's listener
-  int32_t data_port = 0;                   // --data_port; 0: any
-  int32_t max_waiting = 1024;              // --max_waiting requests queued
-  service::TlsOptions tls;                 // --tls_cert, --tls_key, --tls_ca
-  service::LogOptions log;                 // --log_level, --log_json
+  // Of models that keep a state per sequence; 0: worker/cache_size.h decides.
+  int32_t num_state_slots = 0;      // --num_state_slots
+  int32_t snapshot_blocks = 0;      // --snapshot_blocks from one snapshot of a prompt to the next
+  uint64_t hash_seed = 0;           // --hash_seed
+  std::string links = "shm,tcp";    // --links, best first
+  std::string data_ip = "0.0.0.0";  // --data_ip of the data link's listener
+  int32_t data_port = 0;            // --data_port; 0: any
+  int32_t max_waiting = 1024;       // --max_waiting requests queued
+  service::TlsOptions tls;          // --tls_cert, --tls_key, --tls_ca
+  service::LogOptions log;          // --log_level, --log_json
 
   // Timeouts of serving.md 2; every one is exported as a gauge ferry_config_seconds{name=...}.
   absl::Duration handshake_timeout = absl::Seconds(5);

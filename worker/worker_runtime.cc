@@ -1,9 +1,8 @@
 #include "worker/worker_runtime.h"
 
 #include <filesystem>
-#include <limits>
+#include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kv_transfer/ucx_transport.h"
 #include "service/startup.h"
 #include "status/status_macros.h"
@@ -19,22 +18,38 @@ std::string DirectoryName(const std::string& model_dir) {
   return path.filename().string();
 }
 
-// Blocks to map, block 0 included.
-absl::StatusOr<int32_t> NumBlocks(const WorkerOptions& options, int64_t block_bytes) {
-  const int64_t usable =
-      options.num_blocks > 0 ? options.num_blocks : options.cache_bytes / block_bytes - 1;
-  if (usable < 1 || usable >= std::numeric_limits<int32_t>::max()) {
-    return absl::InvalidArgumentError(absl::StrCat("cache of ", options.cache_bytes,
-                                                   " bytes holds ", usable, " blocks of ",
-                                                   block_bytes, " bytes"));
+}  // namespace
+
+absl::Status MapCache(const CacheSize& size, WorkerRuntime& runtime) {
+  ASSIGN_OR_RETURN(engine::CacheMemory blocks,
+                   engine::CacheMemory::Map(size.num_blocks * runtime.block_bytes()));
+  runtime.token_blocks = std::make_unique<engine::CacheMemory>(std::move(blocks));
+  absl::Span<std::byte> slot_bytes;
+  if (size.num_state_slots > 0) {
+    ASSIGN_OR_RETURN(engine::CacheMemory slots,
+                     engine::CacheMemory::Map(size.num_state_slots * runtime.state_slot_bytes()));
+    runtime.state_slots = std::make_unique<engine::CacheMemory>(std::move(slots));
+    slot_bytes = runtime.state_slots->span();
   }
-  return static_cast<int32_t>(usable + 1);
+  runtime.engine->SetCache(runtime.token_blocks->span(), slot_bytes);
+  runtime.pool = std::make_unique<engine::BlockPool>(size.num_blocks, size.num_state_slots);
+  runtime.snapshots = {.block_size = runtime.block_size(), .every_blocks = size.snapshot_blocks};
+  return absl::OkStatus();
 }
 
-}  // namespace
+absl::Status RegisterCache(const WorkerRuntime& runtime) {
+  RETURN_IF_ERROR(runtime.transport->Register(runtime.token_blocks->span()));
+  if (runtime.state_slots == nullptr) return absl::OkStatus();
+  return runtime.transport->Register(runtime.state_slots->span());
+}
 
 absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions& options) {
   RETURN_IF_ERROR(options.Validate());
+  return StartRuntime(options, [&options] { return engine::Engine::Create(options.engine); });
+}
+
+absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions& options,
+                                                            const EngineFactory& make_engine) {
   // Said now, not after minutes of loading.
   RETURN_IF_ERROR(service::CheckStart({.listen = options.listen,
                                        .metrics_listen = options.metrics_listen,
@@ -51,23 +66,14 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions&
   ucx.listen_ip = options.data_ip;
   ucx.listen_port = options.data_port;
   ASSIGN_OR_RETURN(runtime->transport, kv_transfer::CreateUcxTransport(ucx));
-  ASSIGN_OR_RETURN(runtime->engine, engine::Engine::Create(options.engine));
+  ASSIGN_OR_RETURN(runtime->engine, make_engine());
   runtime->tokenizer_hash = tokenizer::TokenizerHash(options.engine.model_dir);
   runtime->layout_fingerprint = engine::LayoutFingerprint(*runtime->engine, runtime->model_name);
-  if (runtime->engine->cache_layout().spec().state_slot_bytes != 0) {
-    return absl::UnimplementedError(
-        absl::StrCat(runtime->model_name, " keeps a state per sequence, which workers cannot yet"));
-  }
-
-  ASSIGN_OR_RETURN(const int32_t num_blocks, NumBlocks(options, runtime->block_bytes()));
-  ASSIGN_OR_RETURN(engine::CacheMemory memory,
-                   engine::CacheMemory::Map(num_blocks * runtime->block_bytes()));
-  runtime->token_blocks = std::make_unique<engine::CacheMemory>(std::move(memory));
-  runtime->engine->SetCache(runtime->token_blocks->span(), {});
-  runtime->pool = std::make_unique<engine::BlockPool>(num_blocks);
+  ASSIGN_OR_RETURN(const CacheSize size,
+                   CacheSize::For(options, runtime->block_bytes(), runtime->state_slot_bytes()));
+  RETURN_IF_ERROR(MapCache(size, *runtime));
+  RETURN_IF_ERROR(RegisterCache(*runtime));
   runtime->hasher = std::make_unique<block_hash::BlockHasher>(options.hash_seed);
-
-  RETURN_IF_ERROR(runtime->transport->Register(runtime->token_blocks->span()));
 
   ASSIGN_OR_RETURN(runtime->speed, MeasureSpeed(*runtime->engine, *runtime->pool));
   return runtime;

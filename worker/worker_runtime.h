@@ -4,6 +4,7 @@
 #ifndef WORKER_WORKER_RUNTIME_H_
 #define WORKER_WORKER_RUNTIME_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -12,11 +13,14 @@
 #include "engine/block_pool.h"
 #include "engine/cache_memory.h"
 #include "engine/engine.h"
+#include "engine/prefix_reuse.h"
 #include "kv_transfer/incoming_transfers.h"
 #include "kv_transfer/transport.h"
+#include "worker/cache_size.h"
 #include "worker/worker_options.h"
 
 namespace ferry::v1 {
+class CacheGroupBytes;
 class HandshakeRequest;
 class HandshakeResponse;
 class LayoutRecord;
@@ -41,9 +45,11 @@ struct WorkerRuntime {
   kv_transfer::Epoch epoch;
   // Destroyed in reverse order: transport before the memory it has registered.
   std::unique_ptr<engine::CacheMemory> token_blocks;
+  std::unique_ptr<engine::CacheMemory> state_slots;  // null: the model keeps no state
   std::unique_ptr<engine::Engine> engine;
   std::unique_ptr<engine::BlockPool> pool;
   std::unique_ptr<block_hash::BlockHasher> hasher;
+  engine::SnapshotPolicy snapshots;
   std::unique_ptr<kv_transfer::Transport> transport;
   SpeedEstimate speed;
 
@@ -52,12 +58,31 @@ struct WorkerRuntime {
   absl::Span<std::byte> block(engine::BlockId id) const {
     return token_blocks->span().subspan(id * block_bytes(), block_bytes());
   }
+  int64_t state_slot_bytes() const { return engine->cache_layout().spec().state_slot_bytes; }
+  absl::Span<std::byte> state_slot(engine::SlotId id) const {
+    return state_slots->span().subspan(id * state_slot_bytes(), state_slot_bytes());
+  }
+  // Usable ones; 0: the model keeps no state.
+  int32_t num_state_slots() const {
+    return pool->state_slots() == nullptr ? 0 : pool->state_slots()->num_slots() - 1;
+  }
 };
 
 // Checks flags and their files (service/startup.h), loads the model, maps and registers the cache,
 // opens the links, measures the speed.
 absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions& options);
+// The same, with the engine that `make_engine` makes instead of that of options.engine.
+using EngineFactory = std::function<absl::StatusOr<std::unique_ptr<engine::Engine>>()>;
+absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions& options,
+                                                            const EngineFactory& make_engine);
 
+// Maps the memory for `runtime`'s engine and makes the pool and the snapshot policy over it.
+absl::Status MapCache(const CacheSize& size, WorkerRuntime& runtime);
+// Registers what MapCache has mapped with the transport.
+absl::Status RegisterCache(const WorkerRuntime& runtime);
+
+// One group's share of cache bytes, as it is told.
+void FillGroupBytes(const model::GroupBytes& group, ferry::v1::CacheGroupBytes* out);
 // What GetInfo says of it, except role and state.
 void FillRuntimeInfo(const WorkerRuntime& runtime, ferry::v1::WorkerInfo* info);
 

@@ -58,8 +58,8 @@ class DecodeSchedulerTest : public ::testing::Test {
   void Start(const Config& config = {}) {
     auto engine = CreateFakeEngine(config.engine);
     engine_ = engine.get();
-    harness_ =
-        std::make_unique<SchedulerHarness>(config.options, std::move(engine), config.num_blocks);
+    harness_ = std::make_unique<SchedulerHarness>(config.options, std::move(engine),
+                                                  Room{config.num_blocks});
   }
   std::shared_ptr<RecordingSink> Submit(const RequestSpec& spec) { return harness_->Submit(spec); }
   DecodeScheduler& scheduler() { return harness_->scheduler(); }
@@ -324,7 +324,7 @@ TEST_F(DecodeSchedulerTest, KvEventsDescribeExactlyWhatIsIndexed) {
       }
     }
   }
-  EXPECT_EQ(static_cast<int32_t>(seen.size()), scheduler().snapshot().cached);
+  EXPECT_EQ(static_cast<int32_t>(seen.size()), scheduler().snapshot().blocks.cached);
 }
 
 TEST_F(DecodeSchedulerTest, SameAttemptTwiceIsRefusedAndTheFirstGoesOn) {
@@ -443,7 +443,7 @@ TEST_F(DecodeSchedulerTest, StopEndsEveryRequestOnce) {
     const absl::Status status = sink->Wait();
     EXPECT_TRUE(status.ok() || status.code() == absl::StatusCode::kUnavailable) << status;
   }
-  EXPECT_EQ(scheduler().snapshot().active, 0);
+  EXPECT_EQ(scheduler().snapshot().blocks.active, 0);
 }
 
 TEST_F(DecodeSchedulerTest, BrokenEngineEndsEverythingAsInternal) {

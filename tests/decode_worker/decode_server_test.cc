@@ -99,7 +99,7 @@ class DecodeServerTest : public ::testing::Test {
     engine_ = engine.get();
     num_blocks_ = num_blocks;
     absl::StatusOr<std::unique_ptr<DecodeServer>> started =
-        DecodeServer::Start(options_, MakeRuntime(std::move(engine), num_blocks, network_),
+        DecodeServer::Start(options_, MakeRuntime(std::move(engine), Room{num_blocks}, network_),
                             std::make_shared<prometheus::Registry>());
     ASSERT_TRUE(started.ok()) << started.status();
     server_ = std::move(*started);
@@ -112,7 +112,7 @@ class DecodeServerTest : public ::testing::Test {
   void StartPrefill() {
     FakeEngineOptions fake;
     fake.limits.max_tokens = 1024;
-    prefill_ = std::make_unique<FakePrefill>(CreateFakeEngine(fake), 64, network_);
+    prefill_ = std::make_unique<FakePrefill>(CreateFakeEngine(fake), Room{64}, network_);
     recorder_server_ = *service::GrpcServer::Start("127.0.0.1:0", {}, {&recorder_});
     const grpc::Status status = Handshake(HandshakeRequest());
     ASSERT_TRUE(status.ok()) << status.error_message();
@@ -264,10 +264,10 @@ class DecodeServerTest : public ::testing::Test {
   bool WaitIdle() {
     return server_->scheduler().WaitForSnapshot(
         [this](const DecodeScheduler::Snapshot& now) {
-          return now.running_requests + now.waiting_requests + now.active + now.reserved +
-                         now.quarantined ==
+          return now.running_requests + now.waiting_requests + now.blocks.active +
+                         now.blocks.reserved + now.blocks.quarantined ==
                      0 &&
-                 now.free + now.cached == num_blocks_;
+                 now.blocks.free + now.blocks.cached == num_blocks_;
         },
         kPatience);
   }
@@ -483,7 +483,7 @@ TEST_F(DecodeServerTest, ASenderIsToldAlsoWhereAnotherOneTellsTheSameAddress) {
   Start();
   StartPrefill();
   FakeEngineOptions fake;
-  FakePrefill other(CreateFakeEngine(fake), 64, network_);
+  FakePrefill other(CreateFakeEngine(fake), Room{64}, network_);
   ASSERT_TRUE(Handshake(HandshakeRequest(other)).ok());
   const DecodeRequest request = RemoteRequest("r", 200, 30);
   grpc::ClientContext context;

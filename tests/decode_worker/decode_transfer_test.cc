@@ -33,8 +33,8 @@ class DecodeTransferTest : public ::testing::Test {
     fake.limits.max_tokens = 1024;
     auto engine = CreateFakeEngine(fake);
     engine_ = engine.get();
-    harness_ = std::make_unique<SchedulerHarness>(options_, std::move(engine), num_blocks);
-    prefill_ = std::make_unique<FakePrefill>(CreateFakeEngine(fake), 64, harness_->network());
+    harness_ = std::make_unique<SchedulerHarness>(options_, std::move(engine), Room{num_blocks});
+    prefill_ = std::make_unique<FakePrefill>(CreateFakeEngine(fake), Room{64}, harness_->network());
     prefill_->Connect(harness_->runtime());
   }
   void TearDown() override {
@@ -245,7 +245,7 @@ TEST_F(DecodeTransferTest, CancelInEveryPhaseGivesEverythingBack) {
   spec = Spec("reserved", 100, 3000);
   sink = harness_->Submit(spec);
   ASSERT_TRUE(ReserveAndWait(scheduler(), CallFor(spec)).ok());
-  EXPECT_TRUE(WaitFor([](const auto& now) { return now.reserved == 2; }));
+  EXPECT_TRUE(WaitFor([](const auto& now) { return now.blocks.reserved == 2; }));
   EXPECT_TRUE(scheduler().Cancel(spec.id, "test"));
   EXPECT_EQ(sink->Wait().code(), absl::StatusCode::kCancelled);
   EXPECT_TRUE(harness_->WaitIdle());
@@ -279,7 +279,8 @@ TEST_F(DecodeTransferTest, BlocksStayInQuarantineWhileAReceiveIsOpen) {
   ASSERT_TRUE(harness_->runtime().transport->Fence(kv_transfer::Epoch::Random(), kPatience).ok());
   EXPECT_TRUE(scheduler().Cancel(spec.id, "test"));
   EXPECT_EQ(sink->Wait().code(), absl::StatusCode::kCancelled);
-  EXPECT_TRUE(WaitFor([](const auto& now) { return now.quarantined == 4 && now.reserved == 0; }));
+  EXPECT_TRUE(WaitFor(
+      [](const auto& now) { return now.blocks.quarantined == 4 && now.blocks.reserved == 0; }));
   std::promise<bool> drained;
   scheduler().AbortTransfer({.request = spec.id, .transfer_id = {}, .sender = prefill_->epoch()},
                             "test", [&](bool landed) { drained.set_value(landed); });
@@ -414,7 +415,8 @@ TEST_F(DecodeTransferTest, ReleasedReservationCanBeMadeAgain) {
       {.request = spec.id, .transfer_id = grant->transfer_id, .sender = prefill_->epoch()},
       [&](const absl::Status& status) { released.set_value(status); });
   EXPECT_TRUE(released.get_future().get().ok());
-  EXPECT_TRUE(WaitFor([](const auto& now) { return now.reserved + now.quarantined == 0; }));
+  EXPECT_TRUE(
+      WaitFor([](const auto& now) { return now.blocks.reserved + now.blocks.quarantined == 0; }));
   ASSERT_TRUE(Push(spec).ok());
   ASSERT_TRUE(sink->Wait().ok());
   ExpectReference(spec, *sink);
@@ -451,12 +453,16 @@ TEST_F(DecodeTransferTest, StrangersAndOldTransfersChangeNothing) {
   const kv_transfer::Epoch stranger = kv_transfer::Epoch::Random();
   kv_transfer::TransferId other = grant->transfer_id;
   other[0] ^= 1;
-  const std::vector<TransferRef> wrong = {
-      {.request = spec.id, .transfer_id = {}, .sender = stranger},
-      {.request = spec.id, .transfer_id = grant->transfer_id, .sender = stranger},
-      {.request = spec.id, .transfer_id = other, .sender = prefill_->epoch()},
-      {.request = {"r", 7}, .transfer_id = grant->transfer_id, .sender = prefill_->epoch()},
-      {.request = {"q", 1}, .transfer_id = grant->transfer_id, .sender = prefill_->epoch()}};
+  std::vector<TransferRef> wrong;
+  const auto add = [&](worker::RequestId request, std::optional<kv_transfer::TransferId> id,
+                       const kv_transfer::Epoch& sender) {
+    wrong.push_back({.request = std::move(request), .transfer_id = id, .sender = sender});
+  };
+  add(spec.id, std::nullopt, stranger);
+  add(spec.id, grant->transfer_id, stranger);
+  add(spec.id, other, prefill_->epoch());
+  add({"r", 7}, grant->transfer_id, prefill_->epoch());
+  add({"q", 1}, grant->transfer_id, prefill_->epoch());
   for (const TransferRef& ref : wrong) {
     std::promise<absl::Status> released;
     scheduler().ReleaseTransfer(ref, [&](const absl::Status& s) { released.set_value(s); });

@@ -87,7 +87,8 @@ RequestSpec Seeded(RequestSpec spec, uint64_t seed) {
 class GoldenDecodeTest : public ::testing::TestWithParam<const char*> {
  protected:
   void Start(const DecodeOptions& options = {}, int32_t num_blocks = 64, bool ucx = false) {
-    harness_ = std::make_unique<SchedulerHarness>(options, MakeEngine(GetParam()), num_blocks, ucx);
+    harness_ =
+        std::make_unique<SchedulerHarness>(options, MakeEngine(GetParam()), Room{num_blocks}, ucx);
   }
   void ExpectGoldenTextAfterTransfers();
   void TearDown() override {
@@ -132,7 +133,7 @@ TEST_P(GoldenDecodeTest, LocalPromptsInOneBatchGiveTheGoldenText) {
 }
 
 void GoldenDecodeTest::ExpectGoldenTextAfterTransfers() {
-  prefill_ = std::make_unique<FakePrefill>(MakeEngine(GetParam()), 16, harness_->network());
+  prefill_ = std::make_unique<FakePrefill>(MakeEngine(GetParam()), Room{16}, harness_->network());
   prefill_->Connect(harness_->runtime());
   int32_t i = 0;
   for (const GoldenCase& golden : LoadCases(GetParam())) {

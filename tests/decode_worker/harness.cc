@@ -1,11 +1,13 @@
 #include "tests/decode_worker/harness.h"
 
+#include <cstring>
 #include <future>
 #include <random>
 #include <utility>
 
 #include "engine/cache_memory.h"
 #include "engine/plan_builder.h"
+#include "engine/prefix_reuse.h"
 #include "gtest/gtest.h"
 #include "kv_transfer/ucx_transport.h"
 #include "prometheus/registry.h"
@@ -14,17 +16,22 @@
 namespace decode_worker {
 
 std::unique_ptr<worker::WorkerRuntime> MakeRuntime(
-    std::unique_ptr<engine::Engine> engine, int32_t num_blocks,
+    std::unique_ptr<engine::Engine> engine, const Room& room,
     const std::shared_ptr<kv_transfer::LoopbackNetwork>& network) {
   auto runtime = std::make_unique<worker::WorkerRuntime>();
   runtime->model_name = "test-model";
   runtime->layout_fingerprint = std::string(16, 'f');
   runtime->epoch = kv_transfer::Epoch::Random();
   runtime->engine = std::move(engine);
-  runtime->token_blocks = std::make_unique<engine::CacheMemory>(
-      *engine::CacheMemory::Map((num_blocks + 1) * runtime->block_bytes()));
-  runtime->engine->SetCache(runtime->token_blocks->span(), {});
-  runtime->pool = std::make_unique<engine::BlockPool>(num_blocks + 1);
+  const bool keeps_state = runtime->state_slot_bytes() > 0;
+  const worker::CacheSize size = {.num_blocks = room.num_blocks + 1,
+                                  .num_state_slots = keeps_state ? room.num_state_slots + 1 : 0,
+                                  .snapshot_blocks = keeps_state ? room.snapshot_blocks : 0};
+  FERRY_CHECK(worker::MapCache(size, *runtime).ok()) << room.num_blocks;
+  std::memset(runtime->token_blocks->data(), 0xff, runtime->token_blocks->span().size());
+  for (int32_t slot = 1; slot <= room.num_state_slots && keeps_state; ++slot) {
+    std::memset(runtime->state_slot(slot).data(), 0xff, runtime->state_slot(slot).size());
+  }
   runtime->hasher = std::make_unique<block_hash::BlockHasher>(0);
   if (network != nullptr) {
     runtime->transport = kv_transfer::CreateLoopbackTransport(network, runtime->epoch);
@@ -34,7 +41,7 @@ std::unique_ptr<worker::WorkerRuntime> MakeRuntime(
     ucx.listen_ip = "127.0.0.1";
     runtime->transport = *kv_transfer::CreateUcxTransport(ucx);
   }
-  FERRY_CHECK(runtime->transport->Register(runtime->token_blocks->span()).ok()) << "register";
+  FERRY_CHECK(worker::RegisterCache(*runtime).ok()) << "register";
   return runtime;
 }
 
@@ -127,9 +134,9 @@ RequestUsage RecordingSink::usage() const {
 }
 
 SchedulerHarness::SchedulerHarness(DecodeOptions options, std::unique_ptr<engine::Engine> engine,
-                                   int32_t num_blocks, bool ucx)
+                                   const Room& room, bool ucx)
     : network_(ucx ? nullptr : kv_transfer::CreateLoopbackNetwork()),
-      runtime_(MakeRuntime(std::move(engine), num_blocks, network_)) {
+      runtime_(MakeRuntime(std::move(engine), room, network_)) {
   metrics_ =
       std::make_unique<worker::WorkerMetrics>(std::make_shared<prometheus::Registry>(), *runtime_);
   incoming_ = kv_transfer::CreateIncomingTransfers(runtime_->epoch, runtime_->transport.get());
@@ -167,8 +174,10 @@ bool SchedulerHarness::WaitIdle() {
   const int32_t num_blocks = runtime_->pool->num_blocks() - 1;
   return scheduler_->WaitForSnapshot(
       [&](const DecodeScheduler::Snapshot& now) {
-        return now.running_requests == 0 && now.waiting_requests == 0 && now.active == 0 &&
-               now.reserved == 0 && now.quarantined == 0 && now.free + now.cached == num_blocks;
+        return now.running_requests == 0 && now.waiting_requests == 0 && now.blocks.active == 0 &&
+               now.blocks.reserved == 0 && now.blocks.quarantined == 0 &&
+               now.blocks.free + now.blocks.cached == num_blocks &&
+               now.state_slots.free + now.state_slots.cached == runtime_->num_state_slots();
       },
       kPatience);
 }
@@ -185,10 +194,10 @@ class FakePrefill::RefusingSink final : public kv_transfer::ReceiveSink {
   void OnPeerLost(const kv_transfer::Epoch&, absl::Status) override {}
 };
 
-FakePrefill::FakePrefill(std::unique_ptr<engine::Engine> engine, int32_t num_blocks,
+FakePrefill::FakePrefill(std::unique_ptr<engine::Engine> engine, const Room& room,
                          const std::shared_ptr<kv_transfer::LoopbackNetwork>& network)
     : sink_(std::make_unique<RefusingSink>()),
-      runtime_(MakeRuntime(std::move(engine), num_blocks, network)) {
+      runtime_(MakeRuntime(std::move(engine), room, network)) {
   runtime_->transport->SetSink(sink_.get());
 }
 
@@ -205,8 +214,7 @@ void FakePrefill::Connect(worker::WorkerRuntime& decode) {
 }
 
 std::vector<FirstToken> FakePrefill::Compute(const RequestSpec& spec) {
-  runtime_->pool->Release(blocks_);
-  blocks_.clear();
+  engine::ReleaseBlocks(computed_, *runtime_->pool);
   std::vector<engine::Sequence> branches(static_cast<size_t>(spec.num_branches));
   for (size_t i = 0; i < branches.size(); ++i) {
     branches[i].tokens = spec.tokens;
@@ -219,6 +227,9 @@ std::vector<FirstToken> FakePrefill::Compute(const RequestSpec& spec) {
     }
   }
   const auto num_tokens = static_cast<int32_t>(spec.tokens.size());
+  EXPECT_TRUE(engine::TakePrefix(branches[0], {}, 0, engine::Continuation::kComputed,
+                                 runtime_->block_size(), *runtime_->pool)
+                  .ok());
   EXPECT_TRUE(
       engine::GrowBlocks(branches[0], num_tokens, runtime_->block_size(), *runtime_->pool).ok());
   model::StepPlan plan(runtime_->engine->limits());
@@ -234,7 +245,7 @@ std::vector<FirstToken> FakePrefill::Compute(const RequestSpec& spec) {
   for (int32_t i = 0; i < spec.num_branches; ++i) {
     tokens.push_back({.branch = i, .sample = result->samples[static_cast<size_t>(i)]});
   }
-  blocks_ = branches[0].blocks;
+  computed_ = std::move(branches[0]);
   return tokens;
 }
 
@@ -244,10 +255,14 @@ std::shared_ptr<kv_transfer::OutgoingTransfer> FakePrefill::Send(const kv_transf
                                                                  int32_t count) {
   std::shared_ptr<kv_transfer::OutgoingTransfer> outgoing =
       kv_transfer::StartOutgoingTransfer(runtime_->transport.get(), receiver, id, attempt);
-  const int32_t end = count < 0 ? static_cast<int32_t>(blocks_.size()) : first + count;
+  const std::vector<engine::BlockId>& blocks = computed_.blocks;
+  const int32_t end = count < 0 ? static_cast<int32_t>(blocks.size()) : first + count;
   for (int32_t i = first; i < end; ++i) {
     outgoing->SendBlock(static_cast<uint32_t>(i - first),
-                        runtime_->block(blocks_.at(static_cast<size_t>(i))));
+                        runtime_->block(blocks.at(static_cast<size_t>(i))));
+  }
+  if (count < 0 && computed_.state_slot != engine::kNoSlot) {
+    outgoing->SendStateSlot(runtime_->state_slot(computed_.state_slot));
   }
   return outgoing;
 }

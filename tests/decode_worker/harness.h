@@ -28,9 +28,16 @@ namespace decode_worker {
 
 inline constexpr absl::Duration kPatience = absl::Seconds(20);  // a failure, not a wait
 
-// `num_blocks` usable ones.  Null `network`: a UCX transport.
+// Usable blocks and state slots of a runtime under test.
+struct Room {
+  int32_t num_blocks = 64;
+  int32_t num_state_slots = 0;  // of a model with state
+  int32_t snapshot_blocks = 2;
+};
+
+// Null `network`: a UCX transport.  The memory starts full of bytes that nobody wrote.
 std::unique_ptr<worker::WorkerRuntime> MakeRuntime(
-    std::unique_ptr<engine::Engine> engine, int32_t num_blocks,
+    std::unique_ptr<engine::Engine> engine, const Room& room,
     const std::shared_ptr<kv_transfer::LoopbackNetwork>& network);
 
 // `count` tokens below `vocab_size`, the same for the same seed.
@@ -67,8 +74,8 @@ class RecordingSink final : public TokenSink {
 // A scheduler with everything around it but gRPC.
 class SchedulerHarness final {
  public:
-  SchedulerHarness(DecodeOptions options, std::unique_ptr<engine::Engine> engine,
-                   int32_t num_blocks, bool ucx = false);
+  SchedulerHarness(DecodeOptions options, std::unique_ptr<engine::Engine> engine, const Room& room,
+                   bool ucx = false);
   ~SchedulerHarness();
 
   DecodeScheduler& scheduler() { return *scheduler_; }
@@ -81,7 +88,8 @@ class SchedulerHarness final {
   std::shared_ptr<RecordingSink> Submit(RequestSpec spec);
   uint64_t last_submission() const { return last_submission_; }
 
-  // Nothing runs and every block is free or cached; their sum is the pool.
+  // Nothing runs, every block is free or cached and every state slot free or a snapshot; their sums
+  // are the pool.
   bool WaitIdle();
 
  private:
@@ -99,7 +107,7 @@ class SchedulerHarness final {
 // A prefill worker without a service: engine, blocks, and the sending side of a loopback link.
 class FakePrefill final {
  public:
-  FakePrefill(std::unique_ptr<engine::Engine> engine, int32_t num_blocks,
+  FakePrefill(std::unique_ptr<engine::Engine> engine, const Room& room,
               const std::shared_ptr<kv_transfer::LoopbackNetwork>& network);
   ~FakePrefill();
 
@@ -110,7 +118,8 @@ class FakePrefill final {
   // Computes the prompt in one step; returns the first token of each branch.  Its blocks stay until
   // the next Compute.
   std::vector<FirstToken> Compute(const RequestSpec& spec);
-  // Starts sending the prompt's blocks from block `first` on; `count` of them, or all.
+  // Starts sending the prompt's blocks from block `first` on; `count` of them, or all, and then the
+  // state slot if there is one.
   std::shared_ptr<kv_transfer::OutgoingTransfer> Send(const kv_transfer::Epoch& receiver,
                                                       const kv_transfer::TransferId& id,
                                                       uint32_t attempt, int32_t first,
@@ -125,7 +134,7 @@ class FakePrefill final {
 
   std::unique_ptr<RefusingSink> sink_;
   std::unique_ptr<worker::WorkerRuntime> runtime_;
-  std::vector<engine::BlockId> blocks_;
+  engine::Sequence computed_;  // holds the blocks and the state slot of the last Compute
   int64_t next_step_id_ = 0;
 };
 

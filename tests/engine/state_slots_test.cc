@@ -113,11 +113,12 @@ class SnapshotPoolTest : public testing::Test {
     return hashes;
   }
   void Snapshot(int block) { pool_.AddSnapshot(*pool_.state_slots()->Allocate(), Hash(block)); }
-  // "+1 -2": stored block 1, removed block 2.
+  // "1 2* -3": block 1 stored, block 2 stored and resumable, block 3 removed.
   std::string Told() {
     std::string out;
     for (const BlockEvent& event : pool_.TakeEvents()) {
-      absl::StrAppend(&out, out.empty() ? "" : " ", event.stored ? "+" : "-", event.hash.bytes[0]);
+      absl::StrAppend(&out, out.empty() ? "" : " ", event.stored ? "" : "-", event.hash.bytes[0],
+                      event.stored && event.resumable ? "*" : "");
     }
     return out;
   }
@@ -138,17 +139,16 @@ TEST_F(SnapshotPoolTest, APrefixIsRestorableUpToItsLastSnapshot) {
   EXPECT_EQ(pool_.RestorablePrefix(Hashes(3, 0)), 2);  // a prompt that ends between snapshots
 }
 
-TEST_F(SnapshotPoolTest, OnlyWhatASnapshotMakesUsefulIsTold) {
-  Chain(4, 0);
-  EXPECT_EQ(Told(), "");
+TEST_F(SnapshotPoolTest, WhereASequenceCanGoOnIsTold) {
+  Chain(3, 0);
+  EXPECT_EQ(Told(), "1 2 3");
   Snapshot(2);
-  EXPECT_EQ(Told(), "+1 +2");
-  Snapshot(4);
-  EXPECT_EQ(Told(), "+3 +4");
-  pool_.state_slots()->DropSnapshot(Hash(2));  // still on the way to 4
-  EXPECT_EQ(Told(), "");
-  pool_.state_slots()->DropSnapshot(Hash(4));
-  EXPECT_EQ(Told(), "-4 -3 -2 -1");
+  EXPECT_EQ(Told(), "2*");
+  pool_.state_slots()->DropSnapshot(Hash(2));
+  EXPECT_EQ(Told(), "2");
+  BlockPool stateless(4);
+  stateless.Index((*stateless.Allocate(1))[0], Hash(1), Hash(0));
+  EXPECT_TRUE(stateless.TakeEvents()[0].resumable);
 }
 
 TEST_F(SnapshotPoolTest, ASnapshotGoesWithItsBlockAndItsBlockStaysWithoutIt) {
@@ -159,11 +159,11 @@ TEST_F(SnapshotPoolTest, ASnapshotGoesWithItsBlockAndItsBlockStaysWithoutIt) {
   const std::vector<BlockId> five = *pool_.Allocate(5);  // evicts block 3
   EXPECT_FALSE(pool_.state_slots()->HasSnapshot(Hash(3)));
   EXPECT_EQ(pool_.state_slots()->num_free(), 3);
-  EXPECT_EQ(Told(), "-3 -2 -1");
+  EXPECT_EQ(Told(), "-3");
   EXPECT_EQ(pool_.MatchPrefix(Hashes(3, 0)), 2);
   Snapshot(2);
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(pool_.state_slots()->Allocate().ok());  // drops it
-  EXPECT_EQ(Told(), "+1 +2 -2 -1");
+  EXPECT_EQ(Told(), "2* 2");
   EXPECT_EQ(pool_.MatchPrefix(Hashes(3, 0)), 2);
   EXPECT_EQ(pool_.num_cached(), 2);
 }
@@ -178,26 +178,23 @@ TEST_F(SnapshotPoolTest, ASnapshotOfAnUnindexedOrSnappedBlockIsOnlyReleased) {
   EXPECT_EQ(pool_.state_slots()->num_snapshots(), 1);
 }
 
-TEST_F(SnapshotPoolTest, AChainThatLosesAndRegainsAMiddleBlockIsToldSo) {
-  // Another sequence's private copy keeps block 3 held while block 2 is evicted.
+TEST_F(SnapshotPoolTest, AChainThatLosesAMiddleBlockIsNotRestorableBehindIt) {
+  // Another sequence's private copy of block 2 may keep block 3 held while block 2 is evicted.
   const std::vector<BlockId> blocks = Chain(3, 0);
+  Snapshot(1);
   Snapshot(3);
-  EXPECT_EQ(Told(), "+1 +2 +3");
   pool_.Release({blocks[1]});
   pool_.Release({blocks[0]});
   const std::vector<BlockId> rest = *pool_.Allocate(5);  // the four free ones, and block 2
-  EXPECT_EQ(Told(), "-2 -1");
-  EXPECT_EQ(pool_.RestorablePrefix(Hashes(3, 0)), 0);
+  EXPECT_EQ(pool_.RestorablePrefix(Hashes(3, 0)), 1);
   pool_.Index(rest[0], Hash(2), Hash(1));
-  EXPECT_EQ(Told(), "+1 +2");
   EXPECT_EQ(pool_.RestorablePrefix(Hashes(3, 0)), 3);
   pool_.ClearIndex();
   EXPECT_EQ(pool_.state_slots()->num_free(), 3);
-  EXPECT_EQ(Told().size(), std::string("-1 -2 -3").size());
 }
 
-// What is told, applied to a set, always is exactly what is on the way to a snapshot.
-TEST(RestorablePrefixesTest, LongHistoriesTellExactlyTheUsefulBlocks) {
+// What is told, applied to a map, always is exactly what is indexed and has a snapshot.
+TEST(SnapshotEventsTest, LongHistoriesTellExactlyWhatIsThere) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
@@ -205,7 +202,7 @@ TEST(RestorablePrefixesTest, LongHistoriesTellExactlyTheUsefulBlocks) {
   // A tree of 40 possible blocks: block i's parent is i / 2; 0 is the root.
   const auto parent = [](int i) { return i / 2; };
   std::map<int, BlockId> held;
-  std::vector<bool> told(41);
+  std::map<int, bool> told;  // resumable, by block
   for (int step = 0; step < 4000; ++step) {
     const int block = 1 + static_cast<int>(random() % 40);
     switch (random() % 4) {
@@ -233,21 +230,21 @@ TEST(RestorablePrefixesTest, LongHistoriesTellExactlyTheUsefulBlocks) {
     }
     for (const BlockEvent& event : pool.TakeEvents()) {
       const int hash = event.hash.bytes[0];
-      ASSERT_NE(told[hash], event.stored) << "block " << hash;
-      told[hash] = event.stored;
-    }
-    std::vector<bool> indexed(41);
-    for (const BlockEvent& event : pool.IndexedBlocks()) indexed[event.hash.bytes[0]] = true;
-    std::vector<bool> useful(41);
-    for (int i = 40; i >= 1; --i) {
-      if (!indexed[i]) {
-        ASSERT_FALSE(pool.state_slots()->HasSnapshot(Hash(i))) << "outlives its block: " << i;
-        continue;
+      if (event.stored) {
+        told[hash] = event.resumable;
+      } else {
+        ASSERT_EQ(told.erase(hash), 1u) << "block " << hash;
       }
-      useful[i] = useful[i] || pool.state_slots()->HasSnapshot(Hash(i));
-      if (useful[i]) useful[parent(i)] = true;
     }
-    for (int i = 1; i <= 40; ++i) ASSERT_EQ(told[i], indexed[i] && useful[i]) << "block " << i;
+    std::map<int, bool> there;
+    for (const BlockEvent& event : pool.IndexedBlocks()) {
+      there[event.hash.bytes[0]] = event.resumable;
+    }
+    ASSERT_EQ(told, there);
+    for (int i = 1; i <= 40; ++i) {
+      const bool resumable = there.contains(i) && there[i];
+      ASSERT_EQ(pool.state_slots()->HasSnapshot(Hash(i)), resumable) << "block " << i;
+    }
     const StateSlots& slots = *pool.state_slots();
     ASSERT_EQ(slots.num_free() + slots.num_snapshots() + slots.num_held(), 7);
     ASSERT_EQ(slots.num_held(), 0);

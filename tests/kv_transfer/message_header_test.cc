@@ -58,7 +58,7 @@ TEST(MessageHeaderTest, RefusesWhatItDoesNotKnow) {
   EXPECT_TRUE(refused(0, 'X'));   // magic
   EXPECT_TRUE(refused(4, 2));     // version
   EXPECT_TRUE(refused(28, 0));    // kind
-  EXPECT_TRUE(refused(28, 3));    // kind
+  EXPECT_TRUE(refused(28, 4));    // kind
   EXPECT_TRUE(refused(62, 1));    // length of 2^48
   EXPECT_FALSE(refused(48, 99));  // any index is well formed
   const WireHeader raw = EncodeMessageHeader(Sample());

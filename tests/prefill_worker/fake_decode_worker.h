@@ -60,6 +60,7 @@ class Gate {
 // What one transfer brought.
 struct Received {
   std::vector<std::byte> memory;  // [num_blocks * block_bytes], of the blocks that were sent
+  std::vector<std::byte> state;   // [state_slot_bytes]
   uint32_t cached_tokens = 0;
   uint32_t num_tokens = 0;
   ferry::v1::TransferDoneRequest done;
@@ -103,6 +104,7 @@ class FakeDecodeWorker final : public ferry::v1::KvTransfer::Service {
  public:
   // Set before use.
   const kv_transfer::Epoch epoch;
+  int64_t state_slot_bytes = 0;  // 0: no state slot is reserved
   std::atomic<uint32_t> cached_blocks{0};
   std::atomic<bool> refuse{false};        // no room
   std::atomic<uint32_t> wrong_blocks{0};  // reserved more than asked for
@@ -168,6 +170,8 @@ class FakeDecodeWorker final : public ferry::v1::KvTransfer::Service {
       spec.blocks.push_back(
           absl::MakeSpan(received->memory).subspan(i * block_bytes_, block_bytes_));
     }
+    received->state.resize(state_slot_bytes);
+    spec.state_slot = absl::MakeSpan(received->state);
     const absl::Status expected = incoming->Expect(
         std::move(spec),
         [received](kv_transfer::IncomingResult result) { received->result.set_value(result); });
@@ -179,6 +183,7 @@ class FakeDecodeWorker final : public ferry::v1::KvTransfer::Service {
     response->set_transfer_id(id.ToBytes());
     response->set_cached_tokens(received->cached_tokens);
     response->set_num_blocks(blocks - cached + wrong_blocks);
+    response->set_state_slot(state_slot_bytes > 0);
     return grpc::Status::OK;
   }
 

@@ -67,7 +67,7 @@ TEST_F(PrefillFailuresTest, BlocksAreHeldWhenThereIsNoRoomAndPushedElsewhere) {
   EXPECT_EQ(done.kv_blocks(), 5u);
   EXPECT_EQ(call.Next().event_case(), PrefillEvent::kDone);
   EXPECT_TRUE(call.Finish().ok());
-  LocalEngine local(TestOptions().worker.engine);
+  LocalEngine local(*engine::Engine::Create(TestOptions().worker.engine));
   engine::SamplingOptions greedy;
   greedy.temperature = 0;
   const auto truth = local.Compute(tokens, greedy);

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "engine/plan_builder.h"
+#include "engine/prefix_reuse.h"
 #include "fake_decode_worker.h"
 #include "ferry/v1/worker.grpc.pb.h"
 #include "prefill_worker/kv_sender.h"
@@ -48,19 +50,21 @@ inline std::vector<uint32_t> Tokens(int32_t length, uint32_t salt) {
 // The truth: one engine, no scheduler.
 class LocalEngine {
  public:
-  explicit LocalEngine(const engine::EngineOptions& options)
-      : engine_(*engine::Engine::Create(options)),
+  explicit LocalEngine(std::unique_ptr<engine::Engine> engine)
+      : engine_(std::move(engine)),
         memory_(*engine::CacheMemory::Map(kBlocks * engine_->cache_layout().block_bytes())),
+        slots_(*engine::CacheMemory::Map(std::max<int64_t>(1, kSlots * slot_bytes()))),
         plan_(engine_->limits()) {
-    engine_->SetCache(memory_.span(), {});
+    engine_->SetCache(memory_.span(), slots_.span().first(kSlots * slot_bytes()));
   }
 
   struct Result {
     std::vector<std::byte> blocks;  // [num_blocks, block_bytes]
+    std::vector<std::byte> state;   // [state_slot_bytes]
     kernels::SampleResult sample;
   };
   Result Compute(const std::vector<uint32_t>& tokens, engine::SamplingOptions sampling) {
-    engine::BlockPool pool(kBlocks);
+    engine::BlockPool pool(kBlocks, slot_bytes() == 0 ? 0 : kSlots);
     engine::Sequence seq;
     seq.tokens.assign(tokens.begin(), tokens.end());
     seq.num_prompt_tokens = static_cast<int32_t>(tokens.size());
@@ -70,6 +74,8 @@ class LocalEngine {
       seq.penalty_reset_needed = true;
     }
     const int32_t n = seq.num_prompt_tokens;
+    EXPECT_TRUE(
+        engine::TakePrefix(seq, {}, 0, engine::Continuation::kComputed, kBlockSize, pool).ok());
     EXPECT_TRUE(engine::GrowBlocks(seq, n, kBlockSize, pool).ok());
     engine::PlanBuilder builder(kBlockSize, plan_);
     Result result;
@@ -87,36 +93,46 @@ class LocalEngine {
       const std::byte* begin = memory_.data() + block * block_bytes;
       result.blocks.insert(result.blocks.end(), begin, begin + block_bytes);
     }
+    const std::byte* state = slots_.data() + seq.state_slot * slot_bytes();
+    if (slot_bytes() > 0) result.state.assign(state, state + slot_bytes());
     return result;
   }
   const model::CacheLayout& layout() const { return engine_->cache_layout(); }
 
  private:
   static constexpr int32_t kBlocks = 41;
+  static constexpr int32_t kSlots = 2;
+  int64_t slot_bytes() const { return engine_->cache_layout().spec().state_slot_bytes; }
+
   std::unique_ptr<engine::Engine> engine_;
   engine::CacheMemory memory_;
+  engine::CacheMemory slots_;
   model::StepPlan plan_;
   int64_t step_ = 0;
 };
 
-// The rows of `received` are those of `truth`, bit for bit.
+// The finished entries of `received` are those of `truth`, bit for bit, and so is the state.
 inline void ExpectSameRows(const model::CacheLayout& layout, const LocalEngine::Result& truth,
                            const Received& received) {
   const model::CacheSpec& spec = layout.spec();
+  const int64_t cached_bytes = received.cached_tokens / kBlockSize * layout.block_bytes();
   int64_t different = 0;
-  for (uint32_t token = received.cached_tokens; token < received.num_tokens; ++token) {
-    const int64_t there = (token / kBlockSize) * layout.block_bytes();
-    const int64_t here = there - (received.cached_tokens / kBlockSize) * layout.block_bytes();
-    for (int32_t group = 0; group < static_cast<int32_t>(spec.groups.size()); ++group) {
-      const int64_t entry = spec.groups[group].entry_bytes;
-      for (int32_t layer = 0; layer < spec.groups[group].layers; ++layer) {
-        const int64_t offset = layout.offset(group, layer) + (token % kBlockSize) * entry;
-        different += std::memcmp(truth.blocks.data() + there + offset,
-                                 received.memory.data() + here + offset, entry) != 0;
+  for (int32_t group = 0; group < static_cast<int32_t>(spec.groups.size()); ++group) {
+    const model::CacheGroup& g = spec.groups[group];
+    const int32_t per_block = kBlockSize / g.tokens_per_entry;
+    for (int32_t layer = 0; layer < g.layers; ++layer) {
+      for (uint32_t entry = received.cached_tokens / g.tokens_per_entry;
+           entry < received.num_tokens / g.tokens_per_entry; ++entry) {
+        const int64_t offset = entry / per_block * layout.block_bytes() +
+                               layout.offset(group, layer) + entry % per_block * g.entry_bytes;
+        different +=
+            std::memcmp(truth.blocks.data() + offset,
+                        received.memory.data() + offset - cached_bytes, g.entry_bytes) != 0;
       }
     }
   }
-  EXPECT_EQ(different, 0) << "rows differ";
+  EXPECT_EQ(different, 0) << "entries differ";
+  EXPECT_EQ(truth.state, received.state);
 }
 
 // A Prefill RPC as the router sees it.
@@ -159,15 +175,14 @@ class PrefillFixture : public testing::Test {
     runtime_->model_name = "m";
     runtime_->speed = speed_;
     runtime_->epoch = kv_transfer::Epoch::Random();
-    runtime_->engine = *engine::Engine::Create(options.worker.engine);
-    const int32_t blocks = options.worker.num_blocks + 1;
-    runtime_->token_blocks = std::make_unique<engine::CacheMemory>(
-        *engine::CacheMemory::Map(blocks * runtime_->block_bytes()));
-    runtime_->engine->SetCache(runtime_->token_blocks->span(), {});
-    runtime_->pool = std::make_unique<engine::BlockPool>(blocks);
+    runtime_->engine = NewEngine(options.worker.engine);
+    const auto size = worker::CacheSize::For(options.worker, runtime_->block_bytes(),
+                                             runtime_->state_slot_bytes());
+    ASSERT_TRUE(size.ok()) << size.status();
+    ASSERT_TRUE(worker::MapCache(*size, *runtime_).ok());
     runtime_->hasher = std::make_unique<block_hash::BlockHasher>(0);
     runtime_->transport = NewTransport();
-    ASSERT_TRUE(runtime_->transport->Register(runtime_->token_blocks->span()).ok());
+    ASSERT_TRUE(worker::RegisterCache(*runtime_).ok());
     metrics_ = std::make_unique<worker::WorkerMetrics>(registry_, *runtime_);
     sender_ = CreateKvSender(runtime_.get(), metrics_.get());
     scheduler_ = std::make_unique<PrefillScheduler>(options, runtime_.get(), sender_.get(),
@@ -188,6 +203,9 @@ class PrefillFixture : public testing::Test {
   }
 
   // The worker's own.
+  virtual std::unique_ptr<engine::Engine> NewEngine(const engine::EngineOptions& options) {
+    return *engine::Engine::Create(options);
+  }
   virtual std::unique_ptr<kv_transfer::Transport> NewTransport() {
     return kv_transfer::CreateLoopbackTransport(network_, runtime_->epoch);
   }
@@ -202,7 +220,10 @@ class PrefillFixture : public testing::Test {
   }
 
   std::unique_ptr<FakeDecodeWorker> NewDecode(absl::Duration stall = absl::Seconds(20)) {
-    return std::make_unique<FakeDecodeWorker>(network_, kBlockSize, runtime_->block_bytes(), stall);
+    auto decode =
+        std::make_unique<FakeDecodeWorker>(network_, kBlockSize, runtime_->block_bytes(), stall);
+    decode->state_slot_bytes = runtime_->state_slot_bytes();
+    return decode;
   }
 
   ferry::v1::PrefillRequest Request(const std::string& id, const std::vector<uint32_t>& tokens,
@@ -310,6 +331,8 @@ class PrefillFixture : public testing::Test {
     EXPECT_EQ(report.kv_blocks().quarantined(), 0u);
     EXPECT_EQ(report.kv_blocks().free() + report.kv_blocks().cached(),
               static_cast<uint32_t>(options_.worker.num_blocks));
+    EXPECT_EQ(report.state_slots().free() + report.state_slots().cached(),
+              static_cast<uint32_t>(runtime_->num_state_slots()));
   }
 
   std::shared_ptr<kv_transfer::LoopbackNetwork> network_ = kv_transfer::CreateLoopbackNetwork();

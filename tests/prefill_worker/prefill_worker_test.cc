@@ -23,7 +23,7 @@ class PrefillWorkerTest : public PrefillFixture {
     return sampling;
   }
   std::unique_ptr<FakeDecodeWorker> decode_;
-  LocalEngine local_{TestOptions().worker.engine};
+  LocalEngine local_{*engine::Engine::Create(TestOptions().worker.engine)};
 };
 
 TEST_F(PrefillWorkerTest, BlocksAndFirstTokenAreThoseOfALocalComputation) {
@@ -179,7 +179,7 @@ TEST_F(PrefillFixture, BranchesWithPenaltiesTakeTurnsWhenSlotsAreFew) {
   options.worker.engine.num_penalty_slots = 2;
   StartWorker(options);
   auto decode = NewDecode();
-  LocalEngine local(TestOptions().worker.engine);
+  LocalEngine local(*engine::Engine::Create(TestOptions().worker.engine));
   std::vector<std::unique_ptr<PrefillCall>> calls;
   const std::vector<uint32_t> lengths = {128, 100};  // the last row ends a full block, or does not
   for (const uint32_t length : lengths) {

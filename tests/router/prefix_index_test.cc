@@ -64,6 +64,37 @@ TEST_F(PrefixIndexTest, FindsTheLongestPrefixOfEachWorker) {
   EXPECT_EQ(index_.num_entries(), 6u);
 }
 
+TEST_F(PrefixIndexTest, APrefixOfAModelWithStateEndsWhereAPromptCanGoOn) {
+  const auto closed = [](int value) {
+    Event event = Stored(value);
+    event.resumable = false;
+    return event;
+  };
+  index_.StartWorker(0, "a", 4);
+  index_.StartWorker(1, "b", 100);
+  index_.Apply(0, Live("a", 1, {closed(1), closed(2), closed(3), closed(4)}), kStart);
+  index_.Apply(1, Live("b", 1, {Stored(1), Stored(2), Stored(3), Stored(4)}), kStart);
+  const auto matched = [&](std::initializer_list<int> chain) {
+    return index_.Lookup(Chain(chain), kStart)[0];
+  };
+  EXPECT_EQ(matched({1, 2, 3, 4}), 0);
+  index_.Apply(0, Live("a", 2, {Stored(2), Stored(4)}), kStart);  // a full worker's block, again
+  EXPECT_EQ(matched({1, 2, 3, 4, 5}), 4);
+  EXPECT_EQ(matched({1, 2, 3}), 2);
+  EXPECT_EQ(matched({1}), 0);
+  index_.Apply(0, Live("a", 3, {closed(4), Removed(3)}), kStart);
+  EXPECT_EQ(matched({1, 2, 3, 4}), 2);
+  EXPECT_EQ(index_.Lookup(Chain({1, 2, 3, 4}), kStart)[1], 4) << "another worker's are its own";
+  index_.Predict(0, Chain({9}), kStart);
+  EXPECT_EQ(matched({9}), 0) << "where a state will be kept is not foreseen";
+
+  Frame snapshot = Live("a", 9, {closed(5), Stored(6)});
+  snapshot.snapshot = snapshot.snapshot_end = true;
+  index_.Apply(0, snapshot, kStart);
+  EXPECT_EQ(matched({5, 6}), 2);
+  EXPECT_EQ(matched({5}), 0);
+}
+
 TEST_F(PrefixIndexTest, AGapChangesNothingAndAsksForTheMissingFrame) {
   index_.StartWorker(0, "a", 100);
   EXPECT_EQ(index_.next_seq(0), 1u);

@@ -55,6 +55,20 @@ TEST_F(RoutingPolicyTest, LongPromptsGoToAPrefillWorkerShortOnesStayAtTheDecodeW
   EXPECT_EQ(decision.choice.reason, RouteReason::kShort);
 }
 
+TEST_F(RoutingPolicyTest, ADecodeWorkerWithoutStateSlotsIsFullWhateverItsBlocks) {
+  std::vector<WorkerView> workers = {Prefill(0), Decode(1), Decode(2)};
+  workers[1].num_state_slots = workers[2].num_state_slots = 8;
+  workers[1].requests = workers[1].used_state_slots = 7;
+  workers[2].requests = workers[2].used_state_slots = 5;
+  RequestView request = Request(1000);
+  request.branches = 2;
+  EXPECT_EQ(Pick(request, workers).choice.decode, 2);
+  workers[2].used_state_slots = 7;
+  EXPECT_EQ(Pick(request, workers).feasibility, Feasibility::kLater);
+  request.branches = 1;
+  EXPECT_EQ(Pick(request, workers).feasibility, Feasibility::kNow);
+}
+
 TEST_F(RoutingPolicyTest, AFollowUpTurnGoesToTheDecodeWorkerThatHasItsHistory) {
   std::vector<WorkerView> workers = {Prefill(0), Decode(1), Decode(2)};
   workers[2].cached_tokens = 960;

@@ -7,6 +7,7 @@
 
 #include "engine/cache_memory.h"
 #include "engine/engine.h"
+#include "tests/fakes/rolling_network.h"
 
 namespace worker {
 namespace {
@@ -35,6 +36,22 @@ TEST(SpeedBenchmarkTest, FitsAnyContextAndCache) {
   for (int32_t num_blocks = 2; num_blocks < 12; ++num_blocks) {
     const auto speed = Measure(0, num_blocks);
     EXPECT_TRUE(speed.ok()) << num_blocks << ": " << speed.status();
+  }
+}
+
+TEST(SpeedBenchmarkTest, FitsAnyNumberOfStateSlotsAndGivesThemBack) {
+  for (const int32_t slots : {1, 2, 3, 4, 20}) {
+    fakes::RollingOptions options;
+    const auto engine = fakes::CreateRollingEngine(options);
+    auto blocks = engine::CacheMemory::Map(20 * engine->cache_layout().block_bytes());
+    auto states = engine::CacheMemory::Map((slots + 1) * options.state_slot_bytes);
+    ASSERT_TRUE(blocks.ok() && states.ok());
+    engine->SetCache(blocks->span(), states->span());
+    engine::BlockPool pool(20, slots + 1);
+    const auto speed = MeasureSpeed(*engine, pool);
+    EXPECT_TRUE(speed.ok()) << slots << ": " << speed.status();
+    EXPECT_EQ(pool.num_held(), 0);
+    EXPECT_EQ(pool.state_slots()->num_held(), 0);
   }
 }
 

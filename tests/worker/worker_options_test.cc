@@ -64,7 +64,8 @@ TEST(WorkerMetricsTest, NamesAndLabelsAreThoseOfTheReference) {
   WorkerMetrics metrics(registry, runtime);
   metrics.SetBlocks({.free = 1, .cached = 2, .active = 3, .reserved = 4, .held = 5});
   metrics.ObserveStep(StepPhase::kPrefill, 0.003, 17);
-  metrics.ObserveTransfer(absl::Milliseconds(4), 1 << 20);
+  metrics.ObserveTransfer(absl::Milliseconds(4), 1 << 20,
+                          {{.name = "csa", .useful = 1000000, .padding = 48576}});
   metrics.CountTransferFailure(absl::AbortedError("x"));
   metrics.CountHandshake(absl::OkStatus());
   metrics.CountLateEvent("reserve");
@@ -72,6 +73,7 @@ TEST(WorkerMetricsTest, NamesAndLabelsAreThoseOfTheReference) {
   for (const char* line :
        {"ferry_kv_blocks{state=\"held\"} 5\n", "ferry_step_seconds_count{phase=\"prefill\"} 1\n",
         "ferry_batch_tokens_sum{phase=\"prefill\"} 17\n", "ferry_transfer_bytes_sum 1048576\n",
+        "ferry_transfer_group_bytes_total{group=\"csa\",kind=\"padding\"} 48576\n",
         "ferry_transfer_failures_total{reason=\"aborted\"} 1\n",
         "ferry_handshake_total{result=\"ok\"} 1\n", "ferry_late_events_total{kind=\"reserve\"} 1\n",
         "ferry_config_seconds{name=\"kv_lease\"} 30\n",
