@@ -19,8 +19,6 @@ using engine::Sequence;
 
 constexpr int32_t kChunkTokens = 48;
 constexpr int32_t kPrefillBeforeDecode = 8;
-constexpr int32_t kBlockSize = 64;
-
 int32_t Length(const ParityCase& golden) { return static_cast<int32_t>(golden.ids.size()); }
 
 // The first position whose logits are compared.
@@ -106,7 +104,6 @@ absl::StatusOr<std::unique_ptr<ParityRunner>> ParityRunner::Create(
                              .device = options.device,
                              .dtype = options.dtype,
                              .kv_cache_dtype = options.kv_cache_dtype,
-                             .block_size = kBlockSize,
                              .max_model_len = longest,
                              .num_penalty_slots = 1,
                              .limits = {.max_tokens = longest_prompt,
@@ -116,7 +113,8 @@ absl::StatusOr<std::unique_ptr<ParityRunner>> ParityRunner::Create(
                                         .max_logit_rows = 64,
                                         .max_copies = 1}};
   // Two sequences at a time: a cached prefix and the one that uses it.
-  runner->num_blocks_ = 2 * ((longest + kBlockSize - 1) / kBlockSize);
+  ASSIGN_OR_RETURN(const model::ModelConfig config, model::LoadModelConfig(options.model_dir));
+  runner->num_blocks_ = 2 * engine::BlocksFor(longest, model::DefaultBlockSize(config));
   ASSIGN_OR_RETURN(runner->session_,
                    EngineSession::Create(runner->engine_options_, runner->num_blocks_));
   return runner;
@@ -148,8 +146,8 @@ absl::Status ParityRunner::RunWhole(const ParityCase& golden, CaseRun& run) {
 }
 
 absl::Status ParityRunner::RunChunked(const ParityCase& golden, CaseRun& run) {
-  const int32_t prefix_blocks = FirstCompared(golden) / kBlockSize;
-  const int32_t prefix_tokens = prefix_blocks * kBlockSize;
+  const int32_t block_size = session_->block_size();
+  const int32_t prefix_tokens = FirstCompared(golden) / block_size * block_size;
   const absl::Span<const int32_t> prefix = absl::MakeConstSpan(golden.ids).first(prefix_tokens);
   const block_hash::BlockHasher hasher(/*hash_seed=*/0);
   const block_hash::BlockHash root = hasher.Root("parity");
@@ -158,7 +156,7 @@ absl::Status ParityRunner::RunChunked(const ParityCase& golden, CaseRun& run) {
     first.get().root = root;
     ASSIGN_OR_RETURN(const EngineSession::StepReply reply,
                      session_->Step(first.get(), {.num_tokens = prefix_tokens, .snapshot = true}));
-    engine::IndexFullBlocks(first.get(), prefix_tokens, kBlockSize, hasher, session_->pool());
+    engine::IndexFullBlocks(first.get(), prefix_tokens, block_size, hasher, session_->pool());
     if (reply.snapshot != engine::kNoSlot) {
       session_->pool().AddSnapshot(reply.snapshot, first.get().hashes.back());
     }
@@ -169,8 +167,8 @@ absl::Status ParityRunner::RunChunked(const ParityCase& golden, CaseRun& run) {
     seq.root = root;
     constexpr auto kComputed = engine::Continuation::kComputed;
     const int32_t cached =
-        engine::ReusableBlocks(seq, kComputed, kBlockSize, hasher, session_->pool());
-    RETURN_IF_ERROR(engine::TakePrefix(seq, {}, cached, kComputed, kBlockSize, session_->pool()));
+        engine::ReusableBlocks(seq, kComputed, block_size, hasher, session_->pool());
+    RETURN_IF_ERROR(engine::TakePrefix(seq, {}, cached, kComputed, block_size, session_->pool()));
     FERRY_CHECK(seq.num_computed == prefix_tokens)
         << "cached " << seq.num_computed << " of " << prefix_tokens;
     while (seq.num_computed < Length(golden)) {
@@ -214,9 +212,10 @@ absl::Status ParityRunner::RunTransfer(const ParityCase& golden, CaseRun& run) {
 
   ScopedSequence target(*receiver_, golden.ids);
   RETURN_IF_ERROR(engine::TakePrefix(target.get(), {}, /*num_blocks=*/0,
-                                     engine::Continuation::kReceived, kBlockSize,
+                                     engine::Continuation::kReceived, session_->block_size(),
                                      receiver_->pool()));
-  RETURN_IF_ERROR(engine::GrowBlocks(target.get(), prefilled, kBlockSize, receiver_->pool()));
+  RETURN_IF_ERROR(
+      engine::GrowBlocks(target.get(), prefilled, session_->block_size(), receiver_->pool()));
   CacheLink::Pieces<const std::byte> from;
   CacheLink::Pieces<std::byte> to;
   for (const engine::BlockId id : source.get().blocks) from.blocks.push_back(session_->Block(id));

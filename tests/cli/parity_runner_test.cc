@@ -24,7 +24,7 @@ std::string GoldenModel(const std::string& name) {
 struct Fixture {
   const char* name;
   // Means over the cases of the fixtures README's tables: transformers' bf16 run (v3_fp8 is judged
-  // as v3, v32_native as v32), and an fp8 cache.
+  // as v3, v32_native as v32, V4 within v32), and an fp8 cache.
   double bfloat16_mean;
   double fp8_mean;
   int32_t num_cases = 5;
@@ -46,6 +46,9 @@ const Fixture kFixtures[] = {
     {"v32_odd", (0.0098 + 0.0145 + 0.0745 + 0.3299 + 0.3678 + 0.5432) / 6,
      (0.0516 + 0.2057 + 0.2097 + 0.5525 + 0.6812 + 0.7061) / 6, 6},
     {"v32_native", kV32Bfloat16, kV32Fp8, 6},
+    {"v4_odd", kV32Bfloat16, (0.0697 + 0.0398 + 0.0498 + 0.0952 + 0.0999 + 0.1282) / 6, 6},
+    // v4's table for an fp8 cache.
+    {"v4_native", kV32Bfloat16, (0.0292 + 0.0719 + 0.0711 + 0.0597 + 0.0504 + 0.0558) / 6, 6},
 };
 
 class ParityRunnerTest : public ::testing::TestWithParam<Fixture> {};
