@@ -65,6 +65,7 @@ void Prefill(kernels::cpu::ThreadPool& pool, int32_t length) {
   const int32_t cu_seqlens[] = {0, length};
   kernels::RaggedMhaParams params;
   params.num_seqs = 1;
+  params.num_rows = length;
   params.num_heads = kHeads;
   params.qk_nope_head_dim = kNope;
   params.qk_rope_head_dim = kRope;
@@ -153,6 +154,8 @@ void Decode(kernels::cpu::ThreadPool& pool, KvFormat format, const char* name, i
       kernels::cpu::AbsorbedDecodeWorkspaceBytes(num_seqs, (kv_len + 255) / 256, kHeads, kRank));
   kernels::AbsorbedDecodeParams params;
   params.num_seqs = num_seqs;
+  params.num_rows = num_seqs;
+  params.max_q_len = 1;
   params.num_heads = kHeads;
   params.kv_lora_rank = kRank;
   params.qk_rope_head_dim = kRope;
@@ -163,6 +166,7 @@ void Decode(kernels::cpu::ThreadPool& pool, KvFormat format, const char* name, i
   params.block_table_stride = blocks_per_seq;
   params.splits = splits.data();
   params.num_splits = static_cast<int32_t>(splits.size());
+  params.max_splits_per_seq = (kv_len + 255) / 256;
   params.pages = pages;
   params.q_latent = q.data();
   params.q_rope = q.data() + kRank;

@@ -50,7 +50,7 @@ class EngineSession final {
   absl::Span<std::byte> Block(engine::BlockId block) const;
   absl::Span<std::byte> StateSlot(engine::SlotId slot) const;  // empty for kNoSlot
 
-  const engine::Engine& engine() const { return *engine_; }
+  engine::Engine& engine() { return *engine_; }
   engine::BlockPool& pool() { return *pool_; }
   int32_t block_size() const { return engine_->cache_layout().spec().block_size; }
   absl::Span<std::byte> cache() const { return memory_->span(); }

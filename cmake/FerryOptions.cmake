@@ -13,12 +13,10 @@ set(FERRY_CUDA "AUTO" CACHE STRING "CUDA backend: AUTO (when there is one), ON o
 set_property(CACHE FERRY_CUDA PROPERTY STRINGS AUTO ON OFF)
 if(NOT FERRY_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "FERRY_CUDA is '${FERRY_CUDA}'; it takes AUTO, ON or OFF.")
-elseif(FERRY_CUDA STREQUAL "ON")
-  message(FATAL_ERROR "FERRY_CUDA=ON: there is no CUDA backend yet; AUTO or OFF build the CPU backend.")
 endif()
 set(FERRY_SANITIZE "" CACHE STRING "Sanitizers: empty, 'address,undefined' or 'thread'")
 
-add_compile_options(-Wall -Wextra -Werror -fno-omit-frame-pointer)
+add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Werror;-fno-omit-frame-pointer>")
 if(FERRY_SANITIZE)
   add_compile_options(-fsanitize=${FERRY_SANITIZE} -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${FERRY_SANITIZE})

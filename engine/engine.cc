@@ -9,6 +9,7 @@
 #include "engine/block_pool.h"
 #include "engine/executor.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "model/config.h"
 #include "status/status_macros.h"
 
@@ -22,6 +23,11 @@ int32_t UsableCores() {
   return std::max(1, CPU_COUNT(&set));
 }
 
+// Whether products may round activations to bf16; on the GPU that is the default.
+bool RoundsActivations(const EngineOptions& options) {
+  return options.dtype == "bfloat16" || (options.dtype == "auto" && options.device == "cuda");
+}
+
 absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const EngineOptions& options) {
   if (options.device == "cpu") {
     if (options.dtype != "auto" && options.dtype != "float32") {
@@ -31,12 +37,24 @@ absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeBackend(const EngineOption
     return kernels::cpu::CreateCpuBackend(options.num_threads > 0 ? options.num_threads
                                                                   : UsableCores());
   }
-  return absl::InvalidArgumentError(absl::StrCat("device must be cpu, is '", options.device,
-                                                 "' (this build has no other backend)"));
+  if (options.device == "cuda") {
+    if (options.dtype != "float32" && !RoundsActivations(options)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("dtype must be auto, float32 or bfloat16, is '", options.dtype, "'"));
+    }
+    return kernels::cuda::CreateCudaBackend({.bfloat16 = RoundsActivations(options)});
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("device must be cpu or cuda, is '", options.device, "'"));
 }
 
-absl::StatusOr<model::KvCacheDtype> ParseKvCacheDtype(const std::string& name) {
-  if (name == "auto" || name == "float32") return model::KvCacheDtype::kFloat32;
+absl::StatusOr<model::KvCacheDtype> ParseKvCacheDtype(const EngineOptions& options) {
+  const std::string& name = options.kv_cache_dtype;
+  if (name == "auto") {
+    return RoundsActivations(options) ? model::KvCacheDtype::kBfloat16
+                                      : model::KvCacheDtype::kFloat32;
+  }
+  if (name == "float32") return model::KvCacheDtype::kFloat32;
   if (name == "bfloat16") return model::KvCacheDtype::kBfloat16;
   if (name == "fp8") return model::KvCacheDtype::kFp8;
   return absl::InvalidArgumentError(
@@ -47,10 +65,16 @@ absl::StatusOr<model::KvCacheDtype> ParseKvCacheDtype(const std::string& name) {
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options) {
   ASSIGN_OR_RETURN(const model::ModelConfig config, model::LoadModelConfig(options.model_dir));
+  if (options.device == "cuda" && (config.family == model::ModelFamily::kDeepseekV32 ||
+                                   config.family == model::ModelFamily::kDeepseekV4)) {
+    return absl::UnimplementedError(
+        absl::StrCat(config.model_type, " checkpoints cannot be run on cuda yet, only on cpu"));
+  }
   ASSIGN_OR_RETURN(std::unique_ptr<kernels::Backend> backend, MakeBackend(options));
 
   model::NetworkOptions network_options;
-  ASSIGN_OR_RETURN(network_options.kv_cache_dtype, ParseKvCacheDtype(options.kv_cache_dtype));
+  ASSIGN_OR_RETURN(network_options.kv_cache_dtype, ParseKvCacheDtype(options));
+  network_options.random_weights = options.random_weights;
   network_options.block_size =
       options.block_size == 0 ? model::DefaultBlockSize(config) : options.block_size;
   network_options.max_model_len =

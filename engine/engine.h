@@ -36,6 +36,7 @@ struct EngineOptions {
   int32_t block_size = 0;               // tokens; 0: the model's (model::DefaultBlockSize)
   int32_t max_model_len = 0;            // tokens; 0: the checkpoint's
   int32_t num_penalty_slots = 64;       // sequences with penalties at a time
+  bool random_weights = false;          // of model_dir only the config is read (for measuring)
   model::StepLimits limits;             // max_blocks_per_seq, sliding_window are the model's
 };
 
@@ -64,7 +65,20 @@ class Engine {
   // `token_blocks`: num_blocks * block_bytes.  `state_slots`: num_slots * state_slot_bytes, empty
   // if the model keeps no state; slot 0 is zero and stays so.  Both must outlive the engine.
   // REQUIRES: no step launched yet.
+  // On a device with memory of its own the cache lies there, and the token blocks given here are
+  // what a transport sees of it (ExportBlocks); if they do not fit, Launch says so.
   virtual void SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte> state_slots) = 0;
+
+  // Where the device's cache is not the host's: ExportBlocks gives the host's blocks the bytes of
+  // the device's, as the collected steps left them, before they are sent; ImportBlocks the other
+  // way, when they have been received and before a step that reads them is launched.  Both block
+  // until the bytes are there.  On the CPU there is nothing to do.
+  virtual absl::Status ExportBlocks(absl::Span<const int32_t> /*blocks*/) {
+    return absl::OkStatus();
+  }
+  virtual absl::Status ImportBlocks(absl::Span<const int32_t> /*blocks*/) {
+    return absl::OkStatus();
+  }
 
   // REQUIRES: SetCache was called; fewer than two steps in flight; plan has the engine's limits.
   virtual absl::StatusOr<StepHandle> Launch(const model::StepPlan& plan) = 0;

@@ -56,8 +56,43 @@ void Executor::SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte
   FERRY_CHECK(slot_bytes == 0 ? state_slots.empty() : state_slots.size() % slot_bytes == 0)
       << state_slots.size() << " bytes for state slots of " << slot_bytes;
   num_state_slots_ = slot_bytes == 0 ? 0 : static_cast<int32_t>(state_slots.size() / slot_bytes);
+  host_blocks_ = token_blocks;
   state_.cache = token_blocks.data();
   state_.state_slots = state_slots.empty() ? nullptr : state_slots.data();
+  if (backend_->uses_host_memory()) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  status_ = PlaceBlocksOnDevice();
+}
+
+absl::Status Executor::PlaceBlocksOnDevice() {
+  const auto size = static_cast<int64_t>(host_blocks_.size());
+  ASSIGN_OR_RETURN(device_blocks_, backend_->Allocate(size));
+  state_.cache = device_blocks_->data();
+  RETURN_IF_ERROR(backend_->CopyToDevice({}, state_.cache, host_blocks_));
+  return backend_->Synchronize({});
+}
+
+absl::Status Executor::ExportBlocks(absl::Span<const int32_t> blocks) {
+  if (device_blocks_ == nullptr) return absl::OkStatus();
+  const kernels::LaunchContext context = backend_->copy_context();
+  const int64_t block_bytes = cache_layout().block_bytes();
+  for (const int32_t block : blocks) {
+    RETURN_IF_ERROR(backend_->CopyToHost(context,
+                                         host_blocks_.subspan(block * block_bytes, block_bytes),
+                                         device_blocks_->data() + block * block_bytes));
+  }
+  return backend_->Synchronize(context);
+}
+
+absl::Status Executor::ImportBlocks(absl::Span<const int32_t> blocks) {
+  if (device_blocks_ == nullptr) return absl::OkStatus();
+  const kernels::LaunchContext context = backend_->copy_context();
+  const int64_t block_bytes = cache_layout().block_bytes();
+  for (const int32_t block : blocks) {
+    RETURN_IF_ERROR(backend_->CopyToDevice(context, device_blocks_->data() + block * block_bytes,
+                                           host_blocks_.subspan(block * block_bytes, block_bytes)));
+  }
+  return backend_->Synchronize(context);
 }
 
 absl::StatusOr<StepHandle> Executor::Launch(const model::StepPlan& plan) {
@@ -152,12 +187,14 @@ absl::Status Executor::RunStep(const Step& step, Output& output, const int32_t* 
                                        {reinterpret_cast<std::byte*>(output.host_results.data()),
                                         sizeof(kernels::SampleResult) * counts.num_samples},
                                        output.results->data()));
-  if (counts.num_logit_rows == 0) return absl::OkStatus();
-  return backend_->CopyToHost(
-      context,
-      {reinterpret_cast<std::byte*>(output.host_logits.data()),
-       sizeof(float) * counts.num_logit_rows * network_->config().vocab_size},
-      output.logits->data());
+  if (counts.num_logit_rows > 0) {
+    RETURN_IF_ERROR(backend_->CopyToHost(
+        context,
+        {reinterpret_cast<std::byte*>(output.host_logits.data()),
+         sizeof(float) * counts.num_logit_rows * network_->config().vocab_size},
+        output.logits->data()));
+  }
+  return backend_->Synchronize(context);
 }
 
 }  // namespace engine

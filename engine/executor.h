@@ -31,6 +31,8 @@ class Executor final : public Engine {
   const model::StepLimits& limits() const override { return limits_; }
   int32_t num_penalty_slots() const override { return state_.penalties.num_slots; }
   void SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte> state_slots) override;
+  absl::Status ExportBlocks(absl::Span<const int32_t> blocks) override;
+  absl::Status ImportBlocks(absl::Span<const int32_t> blocks) override;
   absl::StatusOr<StepHandle> Launch(const model::StepPlan& plan) override;
   absl::StatusOr<StepResult> Collect(StepHandle handle) override;
 
@@ -55,12 +57,16 @@ class Executor final : public Engine {
   Executor(std::unique_ptr<kernels::Backend> backend, std::unique_ptr<model::Network> network,
            const model::StepLimits& limits);
   void Run();
+  absl::Status PlaceBlocksOnDevice();
   absl::Status RunStep(const Step& step, Output& output, const int32_t* previous_sampled);
 
   std::unique_ptr<kernels::Backend> backend_;  // outlives the network's weights
   std::unique_ptr<model::Network> network_;
   const model::StepLimits limits_;
   model::StepState state_;
+  // The token blocks of a device with memory of its own; null: they are the host's.
+  std::unique_ptr<kernels::Buffer> device_blocks_;
+  absl::Span<std::byte> host_blocks_;
   int32_t num_state_slots_ = 0;  // slot 0 included
   std::unique_ptr<kernels::Buffer> output_counts_;
   std::unique_ptr<kernels::Buffer> in_prompt_;

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "kernels/linear.h"
 #include "kernels/tensor.h"
 
@@ -30,6 +31,8 @@ struct DecodeSplit {
 
 struct AbsorbedDecodeParams {
   int32_t num_seqs = 0;
+  int32_t num_rows = 0;                    // cu_seqlens_q[num_seqs], which only the device may read
+  int32_t max_q_len = 0;                   // no sequence has more rows
   int32_t num_heads = 0;
   int32_t kv_lora_rank = 0;
   int32_t qk_rope_head_dim = 0;
@@ -41,6 +44,7 @@ struct AbsorbedDecodeParams {
   int64_t block_table_stride = 0;          // elements
   const DecodeSplit* splits = nullptr;     // [num_splits]
   int32_t num_splits = 0;
+  int32_t max_splits_per_seq = 0;          // no sequence has more
   KvPages pages;
   const float* q_latent = nullptr;         // [total_q, num_heads, kv_lora_rank]
   int64_t q_latent_row_stride = 0;         // elements
@@ -56,6 +60,10 @@ struct AbsorbedDecodeParams {
   int64_t lse_stride = 0;
   std::byte* workspace = nullptr;          // Backend::AbsorbedDecodeWorkspaceBytes
 };
+
+// What every backend refuses, without a look at what may be device memory.
+// Errors: kInvalidArgument.
+absl::Status CheckAbsorbedDecode(const AbsorbedDecodeParams& params);
 
 }  // namespace kernels
 

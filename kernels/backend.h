@@ -66,7 +66,17 @@ class Backend {
   virtual std::string_view name() const = 0;  // "cpu", "cuda"
   virtual AttentionBackend& attention() = 0;
 
-  // Memory.
+  // Whether operations take pointers to host memory.
+  virtual bool uses_host_memory() const = 0;
+  // For copies that need not wait for the launches of the null context, nor these for them.
+  virtual LaunchContext copy_context() const = 0;
+  // Blocks until everything launched in `context` has run.
+  // Errors: kInternal if any of it failed, or met an index or a value that cannot be; the backend is
+  // then unusable.
+  virtual absl::Status Synchronize(const LaunchContext& context) = 0;
+
+  // Memory.  Copies are launches as well: of host memory that is pinned they may read or write until
+  // Synchronize, of other host memory only during the call.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(int64_t size_bytes) = 0;
   virtual absl::Status CopyToDevice(const LaunchContext& context, std::byte* device,
                                     absl::Span<const std::byte> host) = 0;
@@ -88,6 +98,8 @@ class Backend {
   // Operations.
   virtual absl::Status Embed(const LaunchContext& context, const EmbedParams& params) = 0;
   virtual absl::Status Linear(const LaunchContext& context, const LinearParams& params) = 0;
+  // For at most max_rows rows of at most max_in_features; the workspace is free after the launch.
+  virtual int64_t LinearWorkspaceBytes(int32_t max_rows, int64_t max_in_features) const = 0;
   virtual absl::Status HeadLinear(const LaunchContext& context, const HeadLinearParams& params) = 0;
   virtual absl::Status Rope(const LaunchContext& context, const RopeParams& params) = 0;
   virtual absl::Status StoreKv(const LaunchContext& context, const StoreKvParams& params) = 0;
@@ -98,8 +110,10 @@ class Backend {
                                      const IndexerLogitsParams& params) = 0;
   virtual absl::Status TopKSlots(const LaunchContext& context, const TopKSlotsParams& params) = 0;
   virtual absl::Status Moe(const LaunchContext& context, const MoeParams& params) = 0;
+  // `shared_intermediate_size`: of all shared experts together.
   virtual int64_t MoeWorkspaceBytes(int32_t max_rows, const GateConfig& gate, int64_t hidden_size,
-                                    int64_t moe_intermediate_size) const = 0;
+                                    int64_t moe_intermediate_size,
+                                    int64_t shared_intermediate_size) const = 0;
   virtual absl::Status CompressKv(const LaunchContext& context,
                                   const CompressKvParams& params) = 0;
   virtual absl::Status C128AMetadata(const LaunchContext& context,

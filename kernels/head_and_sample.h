@@ -19,6 +19,7 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "kernels/linear.h"
 #include "kernels/tensor.h"
 
@@ -102,6 +103,11 @@ struct EmbedParams {
   int64_t output_row_stride = 0;
   int32_t* resolved_ids = nullptr;           // [num_rows], the ids that were looked up; may be null
 };
+
+// What every backend refuses, without a look at what may be device memory.
+// Errors: kInvalidArgument.
+absl::Status CheckHeadAndSample(const HeadAndSampleParams& params);
+absl::Status CheckEmbed(const EmbedParams& params);
 
 }  // namespace kernels
 

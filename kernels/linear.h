@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/tensor.h"
 
@@ -57,6 +58,7 @@ struct LinearParams {
   const float* epilogue_residual = nullptr;  // [num_rows, out], stride of the (one) segment
   float swiglu_limit = 0;                // 0: no clamp
   absl::Span<const OutputSegment> outputs;  // columns sum to out_features (kSwiGlu: half of it)
+  std::byte* workspace = nullptr;        // Backend::LinearWorkspaceBytes; may be null where that is 0
 };
 
 // Per-head matrices: W_UK (transposed) and W_UV of MLA.  out[t, h, :] = W_h in[t, h, :].
@@ -96,6 +98,11 @@ struct HeadLinearParams {
   int64_t output_row_stride = 0;
   int64_t output_head_stride = 0;
 };
+
+// What every backend refuses.  Errors: kInvalidArgument.
+absl::Status CheckLinear(const LinearParams& params);
+absl::Status CheckHeadSlice(const WeightTensor& tensor, const HeadSlice& slice);
+absl::Status CheckHeadLinear(const HeadLinearParams& params);
 
 }  // namespace kernels
 

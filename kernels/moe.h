@@ -16,6 +16,7 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "kernels/linear.h"
 #include "kernels/tensor.h"
 
@@ -74,6 +75,14 @@ struct MoeParams {
   float* topk_weights = nullptr;         // [num_rows, top_k]; may be null
   std::byte* workspace = nullptr;        // Backend::MoeWorkspaceBytes(max rows, ...)
 };
+
+inline constexpr int32_t kMaxExperts = 1024;
+
+// Errors: kInvalidArgument if top_k experts cannot be chosen so, or for more than kMaxExperts.
+absl::Status CheckGate(const GateConfig& gate);
+
+// What every backend refuses, for packed experts of these sizes.  Errors: kInvalidArgument.
+absl::Status CheckMoe(const MoeParams& params, int64_t num_routed_experts, int64_t hidden_size);
 
 }  // namespace kernels
 

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "kernels/tensor.h"
 
 namespace kernels {
@@ -25,6 +26,7 @@ namespace kernels {
 // All strides in elements.
 struct RaggedMhaParams {
   int32_t num_seqs = 0;
+  int32_t num_rows = 0;                    // cu_seqlens_q[num_seqs], which only the device may read
   int32_t num_heads = 0;
   int32_t qk_nope_head_dim = 0;
   int32_t qk_rope_head_dim = 0;
@@ -56,6 +58,10 @@ struct RaggedMhaParams {
   int64_t lse_stride = 0;                  // elements from head to head, >= total_q
   bool accumulate = false;
 };
+
+// What every backend refuses, without a look at what may be device memory.
+// Errors: kInvalidArgument.
+absl::Status CheckRaggedMha(const RaggedMhaParams& params);
 
 }  // namespace kernels
 

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "kernels/tensor.h"
 
 namespace kernels {
@@ -98,6 +99,14 @@ struct GatherKvParams {
   float* k_rope = nullptr;        // [num_rows, rope_dim]
   int64_t k_rope_row_stride = 0;
 };
+
+// What every backend refuses, without a look at what may be device memory.
+// Errors: kInvalidArgument.
+absl::Status CheckRopeTable(const RopeTable& rope);
+absl::Status CheckKvPages(const KvPages& pages, int32_t dim, int32_t rope_dim);
+absl::Status CheckStoreKv(const StoreKvParams& params);
+absl::Status CheckRope(const RopeParams& params);
+absl::Status CheckGatherKv(const GatherKvParams& params);
 
 }  // namespace kernels
 

@@ -43,6 +43,8 @@ absl::Status DeepseekV2::AttendAbsorbed(const StepView& step, const AttentionWei
   const StepPlan& plan = step.plan;
   return backend().attention().AbsorbedDecode(step.context,
                                               {.num_seqs = plan.counts().num_absorbed_seqs,
+                                               .num_rows = step.num_absorbed_tokens(),
+                                               .max_q_len = step.max_absorbed_q_len(),
                                                .num_heads = config().num_attention_heads,
                                                .kv_lora_rank = config().kv_lora_rank,
                                                .qk_rope_head_dim = config().qk_rope_head_dim,
@@ -54,6 +56,7 @@ absl::Status DeepseekV2::AttendAbsorbed(const StepView& step, const AttentionWei
                                                .block_table_stride = plan.block_table_stride(),
                                                .splits = step.OnDevice(plan.splits),
                                                .num_splits = plan.counts().num_splits,
+                                               .max_splits_per_seq = StepLimits::kMaxSplitsPerSeq,
                                                .pages = LatentPages(step, layer),
                                                .q_latent = scratch().q_latent,
                                                .q_latent_row_stride = heads * config().kv_lora_rank,

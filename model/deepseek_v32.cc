@@ -122,7 +122,8 @@ absl::Status DeepseekV32::SelectKeys(const StepView& step, const IndexerWeights&
                                         config().q_lora_rank),
                      .norm_weight = this->weights().layers[layer].attention.q_a_norm->floats(),
                      .norm_eps = kNormEps,
-                     .outputs = {&q, 1}}));
+                     .outputs = {&q, 1},
+                     .workspace = step.linear_workspace}));
   RETURN_IF_ERROR(backend().Rope(step.context, {.num_rows = rows.count,
                                                 .num_heads = config().index_n_heads,
                                                 .data = index_.q,

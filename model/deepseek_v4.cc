@@ -59,8 +59,10 @@ int64_t DeepseekV4::CarveScratch(std::byte* base) {
   carver.Take(scratch_.input, rows * config_.hidden_size);
   carver.Take(scratch_.output, rows * config_.hidden_size);
   carver.Take(scratch_.moe_workspace,
-              backend_.MoeWorkspaceBytes(limits.max_tokens, config_.gate, config_.hidden_size,
-                                         config_.moe_intermediate_size));
+              backend_.MoeWorkspaceBytes(
+                  limits.max_tokens, config_.gate, config_.hidden_size,
+                  config_.moe_intermediate_size,
+                  int64_t{config_.n_shared_experts} * config_.moe_intermediate_size));
   carver.Take(scratch_.head_workspace, backend_.HeadAndSampleWorkspaceBytes(
                                            std::max(limits.max_samples, limits.max_logit_rows),
                                            config_.hidden_size, config_.vocab_size));
@@ -74,7 +76,7 @@ absl::Status DeepseekV4::Forward(const kernels::LaunchContext& context, const St
   if (state.state_slots == nullptr) {
     return absl::InternalError("deepseek_v4 keeps a state per sequence, the engine has no slots");
   }
-  const StepView step{context, plan, state, output, scratch_.plan};
+  const StepView step{context, plan, state, output, scratch_.plan, /*linear_workspace=*/nullptr};
   RETURN_IF_ERROR(CopyPlannedBlocks(backend_, context, plan, state, cache_layout().block_bytes()));
   if (step.num_tokens() == 0) return absl::OkStatus();
   RETURN_IF_ERROR(backend_.CopyToDevice(context, scratch_.plan, plan.bytes()));

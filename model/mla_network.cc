@@ -59,11 +59,19 @@ int64_t MlaNetwork::CarveScratch(std::byte* base) {
   carver.Take(scratch_.causal_offset, pieces_.max_entries());
   carver.Take(scratch_.q_row_begin, pieces_.max_entries());
   carver.Take(scratch_.slots, pieces_.max_slots());
-  carver.Take(scratch_.moe_workspace,
-              config_.gate.num_experts == 0
-                  ? 0
-                  : backend_.MoeWorkspaceBytes(limits.max_tokens, config_.gate, config_.hidden_size,
-                                               config_.moe_intermediate_size));
+  carver.Take(scratch_.linear_workspace,
+              backend_.LinearWorkspaceBytes(
+                  std::max(limits.max_tokens, options_.piece_tokens),
+                  std::max({int64_t{config_.hidden_size}, int64_t{config_.q_lora_rank},
+                            int64_t{config_.kv_lora_rank}, int64_t{config_.intermediate_size},
+                            heads * config_.v_head_dim})));
+  carver.Take(
+      scratch_.moe_workspace,
+      config_.gate.num_experts == 0
+          ? 0
+          : backend_.MoeWorkspaceBytes(
+                limits.max_tokens, config_.gate, config_.hidden_size, config_.moe_intermediate_size,
+                int64_t{config_.n_shared_experts} * config_.moe_intermediate_size));
   carver.Take(scratch_.head_workspace, backend_.HeadAndSampleWorkspaceBytes(
                                            std::max(limits.max_samples, limits.max_logit_rows),
                                            config_.hidden_size, config_.vocab_size));
@@ -76,7 +84,7 @@ absl::Status MlaNetwork::Forward(const kernels::LaunchContext& context, const St
   FERRY_CHECK(plan.limits() == options_.limits) << "a plan of other limits";
   RETURN_IF_ERROR(CopyPlannedBlocks(backend_, context, plan, state, cache_layout_.block_bytes()));
   if (plan.counts().num_tokens == 0) return absl::OkStatus();
-  const StepView step{context, plan, state, output, scratch_.plan};
+  const StepView step{context, plan, state, output, scratch_.plan, scratch_.linear_workspace};
   pieces_.Make(plan);
   PrepareStep(plan);
   RETURN_IF_ERROR(UploadStep(step));
@@ -126,7 +134,8 @@ absl::Status MlaNetwork::ProjectQueryAndLatent(const StepView& step,
                                      .input = FloatRows(scratch_.hidden, config_.hidden_size),
                                      .norm_weight = weights.input_norm->floats(),
                                      .norm_eps = static_cast<float>(config_.rms_norm_eps),
-                                     .outputs = outputs}));
+                                     .outputs = outputs,
+                                     .workspace = step.linear_workspace}));
   if (lora) {
     RETURN_IF_ERROR(
         backend_.Linear(step.context, {.weight = weights.q_b.get(),
@@ -134,7 +143,8 @@ absl::Status MlaNetwork::ProjectQueryAndLatent(const StepView& step,
                                        .input = FloatRows(scratch_.q_a, config_.q_lora_rank),
                                        .norm_weight = weights.q_a_norm->floats(),
                                        .norm_eps = kLoraNormEps,
-                                       .outputs = {&q, 1}}));
+                                       .outputs = {&q, 1},
+                                       .workspace = step.linear_workspace}));
   }
   return backend_.Rope(step.context, {.num_rows = step.num_tokens(),
                                       .num_heads = config_.num_attention_heads,
@@ -184,6 +194,7 @@ absl::Status MlaNetwork::AttendRagged(const StepView& step, const AttentionWeigh
     RETURN_IF_ERROR(DecompressPiece(step, weights, layer, pass));
     RETURN_IF_ERROR(backend_.attention().RaggedMha(
         step.context, {.num_seqs = pass.num_seqs,
+                       .num_rows = pass.num_rows,
                        .num_heads = config_.num_attention_heads,
                        .qk_nope_head_dim = config_.qk_nope_head_dim,
                        .qk_rope_head_dim = config_.qk_rope_head_dim,
@@ -237,7 +248,8 @@ absl::Status MlaNetwork::DecompressPiece(const StepView& step, const AttentionWe
                          {.weight = weights.kv_b.get(),
                           .num_rows = pass.num_keys,
                           .input = FloatRows(scratch_.piece_latent, config_.kv_lora_rank),
-                          .outputs = {&output, 1}});
+                          .outputs = {&output, 1},
+                          .workspace = step.linear_workspace});
 }
 
 absl::Status MlaNetwork::ProjectOutput(const StepView& step, const AttentionWeights& weights) {
@@ -249,7 +261,8 @@ absl::Status MlaNetwork::ProjectOutput(const StepView& step, const AttentionWeig
                                         .input = FloatRows(scratch_.attention, columns),
                                         .epilogue = kernels::LinearEpilogue::kResidual,
                                         .epilogue_residual = scratch_.hidden,
-                                        .outputs = {&output, 1}});
+                                        .outputs = {&output, 1},
+                                        .workspace = step.linear_workspace});
 }
 
 }  // namespace model

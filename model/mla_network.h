@@ -59,6 +59,7 @@ class MlaNetwork : public Network {
     int32_t* causal_offset = nullptr;
     int32_t* q_row_begin = nullptr;
     int64_t* slots = nullptr;
+    std::byte* linear_workspace = nullptr;
     std::byte* moe_workspace = nullptr;
     std::byte* head_workspace = nullptr;
   };

@@ -26,7 +26,12 @@ absl::StatusOr<std::unique_ptr<Network>> LoadNetwork(const std::string& model_di
   ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(model_dir));
   ASSIGN_OR_RETURN(const std::string config_text,
                    ReadTextFile(absl::StrCat(model_dir, "/config.json"), kMaxConfigBytes));
-  ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(model_dir));
+  std::unique_ptr<Checkpoint> checkpoint;
+  if (options.random_weights) {
+    checkpoint = Checkpoint::Random();
+  } else {
+    ASSIGN_OR_RETURN(checkpoint, Checkpoint::Open(model_dir));
+  }
   std::string digest = WeightsDigest(config_text, *checkpoint);
   if (config.family == ModelFamily::kDeepseekV4) {
     ASSIGN_OR_RETURN(V4Weights weights,

@@ -65,9 +65,10 @@ class Network {
 struct NetworkOptions {
   KvCacheDtype kv_cache_dtype = KvCacheDtype::kFloat32;
   int32_t block_size = 64;
-  StepLimits limits;           // scratch is allocated for these
-  int32_t max_model_len = 0;   // 0: the checkpoint's max_position_embeddings
-  int32_t piece_tokens = 512;  // keys decompressed at a time in ragged prefill
+  StepLimits limits;            // scratch is allocated for these
+  int32_t max_model_len = 0;    // 0: the checkpoint's max_position_embeddings
+  int32_t piece_tokens = 512;   // keys decompressed at a time in ragged prefill
+  bool random_weights = false;  // model_dir needs a config.json only (random_tensors.h)
 };
 
 // Opens the checkpoint, checks every tensor's shape and dtype, packs the weights.

@@ -70,7 +70,8 @@ absl::Status DenseMlp(kernels::Backend& backend, const StepView& step, const Mlp
                                                 .norm_weight = weights.norm->floats(),
                                                 .norm_eps = static_cast<float>(norm_eps),
                                                 .epilogue = kernels::LinearEpilogue::kSwiGlu,
-                                                .outputs = {&activated_segment, 1}}));
+                                                .outputs = {&activated_segment, 1},
+                                                .workspace = step.linear_workspace}));
   const kernels::OutputSegment output{
       .data = hidden, .row_stride = hidden_size, .columns = hidden_size};
   return backend.Linear(step.context, {.weight = weights.down.get(),
@@ -78,7 +79,8 @@ absl::Status DenseMlp(kernels::Backend& backend, const StepView& step, const Mlp
                                        .input = FloatRows(activated, intermediate_size),
                                        .epilogue = kernels::LinearEpilogue::kResidual,
                                        .epilogue_residual = hidden,
-                                       .outputs = {&output, 1}});
+                                       .outputs = {&output, 1},
+                                       .workspace = step.linear_workspace});
 }
 
 absl::Status MixtureOfExperts(kernels::Backend& backend, const StepView& step,

@@ -88,6 +88,7 @@ void PrefillPieces::AddPiece(const StepPlan& plan, int32_t seq, int32_t begin, i
   causal_offset_.push_back(0);
   q_row_begin_.push_back(0);
   ++pass.num_seqs;
+  pass.num_rows += num_rows - blind_rows;
   pass.num_keys += num_keys;
 
   const int32_t* blocks = plan.block_table + seq * plan.block_table_stride();

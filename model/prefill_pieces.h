@@ -25,6 +25,7 @@ namespace model {
 // One gather, decompression and attention.
 struct PiecePass {
   int32_t num_seqs = 0;
+  int32_t num_rows = 0;
   int32_t num_keys = 0;
   int64_t first_entry = 0;  // of this pass in the arrays per sequence; it has num_seqs + 1
   int64_t first_slot = 0;

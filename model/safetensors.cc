@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "model/json.h"
+#include "model/random_tensors.h"
 #include "model/safetensors_header.h"
 #include "nlohmann/json.hpp"
 #include "status/status_macros.h"
@@ -113,6 +114,19 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::OpenFile(const std::stri
   checkpoint->origin_ = path;
   RETURN_IF_ERROR(checkpoint->AddFile(path));
   return checkpoint;
+}
+
+std::unique_ptr<Checkpoint> Checkpoint::Random() {
+  std::unique_ptr<Checkpoint> checkpoint(new Checkpoint());
+  checkpoint->origin_ = "random weights";
+  checkpoint->random_ = std::make_unique<RandomTensors>();
+  return checkpoint;
+}
+
+absl::StatusOr<const TensorView*> Checkpoint::Get(const std::string& name,
+                                                  const std::vector<int64_t>& shape) const {
+  if (random_ != nullptr) return random_->Get(name, shape);
+  return Get(name);
 }
 
 const TensorView* Checkpoint::Find(std::string_view name) const {

@@ -34,6 +34,9 @@ struct TensorView {
   std::string file;  // base name, for messages
 };
 
+class RandomTensors;
+
+// Thread-compatible if it is random.
 class Checkpoint final {
  public:
   // A directory with model.safetensors or model.safetensors.index.json.
@@ -41,12 +44,17 @@ class Checkpoint final {
   static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& model_dir);
   // A single file (golden data).
   static absl::StatusOr<std::unique_ptr<Checkpoint>> OpenFile(const std::string& path);
+  // No file: whatever Get asks for by name and shape is there (random_tensors.h), and nothing else.
+  static std::unique_ptr<Checkpoint> Random();
   ~Checkpoint();
 
   // Null if there is no tensor of that name.
   const TensorView* Find(std::string_view name) const;
   // Errors: kNotFound naming the tensor and the directory.
   absl::StatusOr<const TensorView*> Get(std::string_view name) const;
+  // The same; the shape is not looked at, but of a random checkpoint, which then has it.
+  absl::StatusOr<const TensorView*> Get(const std::string& name,
+                                        const std::vector<int64_t>& shape) const;
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
   int64_t total_bytes() const { return total_bytes_; }
 
@@ -64,6 +72,7 @@ class Checkpoint final {
   std::vector<std::unique_ptr<MappedFile>> files_;
   std::map<std::string, TensorView, std::less<>> tensors_;
   int64_t total_bytes_ = 0;
+  std::unique_ptr<RandomTensors> random_;  // null: of files
 };
 
 }  // namespace model

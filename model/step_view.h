@@ -5,6 +5,7 @@
 #ifndef MODEL_STEP_VIEW_H_
 #define MODEL_STEP_VIEW_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -20,9 +21,19 @@ struct StepView {
   const StepState& state;
   const StepOutput& output;
   const std::byte* device_plan;  // the plan's bytes on the device
+  std::byte* linear_workspace;   // of every Linear, one after the other
 
   int32_t num_tokens() const { return plan.counts().num_tokens; }
   int32_t num_absorbed_tokens() const { return plan.counts().num_absorbed_tokens; }
+
+  // Rows of the absorbed sequence that has most.
+  int32_t max_absorbed_q_len() const {
+    int32_t max = 0;
+    for (int32_t seq = 0; seq < plan.counts().num_absorbed_seqs; ++seq) {
+      max = std::max(max, plan.cu_seqlens_q[seq + 1] - plan.cu_seqlens_q[seq]);
+    }
+    return max;
+  }
 
   // Where the device has what the plan has at `host`.
   template <typename T>

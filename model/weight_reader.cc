@@ -67,7 +67,7 @@ bool IsDraftTensor(std::string_view name, const ModelConfig& config) {
 
 absl::StatusOr<const TensorView*> WeightReader::Get(const std::string& name,
                                                     const std::vector<int64_t>& shape) {
-  absl::StatusOr<const TensorView*> found = checkpoint_.Get(name);
+  absl::StatusOr<const TensorView*> found = checkpoint_.Get(name, shape);
   if (!found.ok()) {
     return absl::NotFoundError(absl::StrCat(std::string(found.status().message()),
                                             ", expected shape ", ShapeString(shape)));

@@ -7,6 +7,7 @@
 #ifndef MODEL_WEIGHT_READER_H_
 #define MODEL_WEIGHT_READER_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -54,7 +55,8 @@ class WeightReader final {
   int64_t used_bytes() const { return used_bytes_; }
   int64_t used_parameters() const { return used_parameters_; }  // scales not counted
   int64_t num_unused() const {
-    return static_cast<int64_t>(checkpoint_.tensors().size() - used_.size());
+    return std::max<int64_t>(
+        0, static_cast<int64_t>(checkpoint_.tensors().size()) - static_cast<int64_t>(used_.size()));
   }
   // Of the unused ones, those of layers for drafting.
   int64_t num_draft() const;

@@ -36,46 +36,18 @@ int64_t MaxPartials(const AbsorbedDecodeParams& params) {
   return PartialsInWave(params.cu_seqlens_q[params.num_seqs], num_partials);
 }
 
-absl::Status CheckShapes(const AbsorbedDecodeParams& params) {
-  if (params.num_heads <= 0 || params.v_head_dim < 0 || params.num_splits < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("absorbed_decode: ", params.num_heads,
-                                                   " heads, v_head_dim ", params.v_head_dim, ", ",
-                                                   params.num_splits, " splits"));
-  }
-  absl::Status status = CheckKvPages(params.pages, params.kv_lora_rank, params.qk_rope_head_dim);
-  if (!status.ok()) return status;
-  if (params.cu_seqlens_q == nullptr || params.kv_len == nullptr ||
-      (params.num_splits > 0 && (params.splits == nullptr || params.block_table == nullptr))) {
-    return absl::InvalidArgumentError(
-        "absorbed_decode: cu_seqlens_q, kv_len, splits or block_table is null");
-  }
-  if (params.q_latent == nullptr || (params.q_rope == nullptr && params.qk_rope_head_dim > 0) ||
-      params.out == nullptr || params.workspace == nullptr) {
-    return absl::InvalidArgumentError(
-        "absorbed_decode: q_latent, q_rope, out or workspace is null");
-  }
-  if (params.w_uv != nullptr && (params.w_uv->num_heads() != params.num_heads ||
-                                 params.w_uv->in_features() != params.kv_lora_rank ||
-                                 params.w_uv->out_features() != params.v_head_dim)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("absorbed_decode: w_uv has ", params.w_uv->num_heads(), " heads of ",
-                     params.w_uv->out_features(), " x ", params.w_uv->in_features(), ", expected ",
-                     params.num_heads, " of ", params.v_head_dim, " x ", params.kv_lora_rank));
-  }
-  return absl::OkStatus();
-}
-
 // Splits cover [0, kv_len) of their sequences in order, through blocks that exist.
 absl::Status CheckSequences(const AbsorbedDecodeParams& params) {
   int32_t next = 0;  // split
   for (int32_t seq = 0; seq < params.num_seqs; ++seq) {
-    if (QLen(params, seq) < 0 || (seq == 0 && params.cu_seqlens_q[0] != 0) ||
-        params.kv_len[seq] < 0) {
-      return absl::InvalidArgumentError(absl::StrCat("absorbed_decode: sequence ", seq, " has ",
-                                                     QLen(params, seq), " rows and kv_len ",
-                                                     params.kv_len[seq]));
+    if (QLen(params, seq) < 0 || QLen(params, seq) > params.max_q_len ||
+        (seq == 0 && params.cu_seqlens_q[0] != 0) || params.kv_len[seq] < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("absorbed_decode: sequence ", seq, " has ", QLen(params, seq),
+                       " rows (max_q_len ", params.max_q_len, ") and kv_len ", params.kv_len[seq]));
     }
     int32_t covered = 0;
+    const int32_t first = next;
     for (; next < params.num_splits && params.splits[next].seq == seq; ++next) {
       const DecodeSplit& split = params.splits[next];
       if (split.kv_begin != covered || split.kv_end < split.kv_begin) {
@@ -84,6 +56,11 @@ absl::Status CheckSequences(const AbsorbedDecodeParams& params) {
             ", ", split.kv_end, "), expected it to begin at ", covered));
       }
       covered = split.kv_end;
+    }
+    if (next - first > params.max_splits_per_seq) {
+      return absl::InvalidArgumentError(absl::StrCat("absorbed_decode: sequence ", seq, " has ",
+                                                     next - first, " splits, at most ",
+                                                     params.max_splits_per_seq));
     }
     if (QLen(params, seq) == 0) continue;
     if (covered != params.kv_len[seq]) {
@@ -101,6 +78,11 @@ absl::Status CheckSequences(const AbsorbedDecodeParams& params) {
                                                      " with kv_len ", covered,
                                                      " has no block at index ", i));
     }
+  }
+  if (params.num_rows != params.cu_seqlens_q[params.num_seqs]) {
+    return absl::InvalidArgumentError(absl::StrCat("absorbed_decode: num_rows is ", params.num_rows,
+                                                   ", the sequences have ",
+                                                   params.cu_seqlens_q[params.num_seqs]));
   }
   if (next != params.num_splits) {
     return absl::InvalidArgumentError(
@@ -295,12 +277,8 @@ int64_t AbsorbedDecodeWorkspaceBytes(int32_t max_rows, int32_t max_splits_per_se
 }
 
 absl::Status AbsorbedDecode(ThreadPool& pool, const AbsorbedDecodeParams& params) {
-  if (params.num_seqs < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("absorbed_decode: ", params.num_seqs, " sequences"));
-  }
+  if (absl::Status status = CheckAbsorbedDecode(params); !status.ok()) return status;
   if (params.num_seqs == 0) return absl::OkStatus();
-  if (absl::Status status = CheckShapes(params); !status.ok()) return status;
   if (absl::Status status = CheckSequences(params); !status.ok()) return status;
   const int32_t num_rows = params.cu_seqlens_q[params.num_seqs];
   const int64_t heads = params.num_heads;

@@ -76,6 +76,10 @@ class CpuBackend final : public Backend {
   std::string_view name() const override { return "cpu"; }
   AttentionBackend& attention() override { return attention_; }
 
+  bool uses_host_memory() const override { return true; }
+  LaunchContext copy_context() const override { return {}; }
+  absl::Status Synchronize(const LaunchContext&) override { return absl::OkStatus(); }
+
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(int64_t size_bytes) override {
     if (size_bytes < 0) {
       return absl::InvalidArgumentError(absl::StrCat("buffer of ", size_bytes, " bytes"));
@@ -135,6 +139,7 @@ class CpuBackend final : public Backend {
   absl::Status Linear(const LaunchContext&, const LinearParams& params) override {
     return cpu::Linear(pool_, params);
   }
+  int64_t LinearWorkspaceBytes(int32_t, int64_t) const override { return 0; }
   absl::Status HeadLinear(const LaunchContext&, const HeadLinearParams& params) override {
     return cpu::HeadLinear(pool_, params);
   }
@@ -160,7 +165,7 @@ class CpuBackend final : public Backend {
     return cpu::Moe(pool_, params);
   }
   // Moe works in the thread pool's scratch, which it knows the shared experts' size for.
-  int64_t MoeWorkspaceBytes(int32_t, const GateConfig&, int64_t, int64_t) const override {
+  int64_t MoeWorkspaceBytes(int32_t, const GateConfig&, int64_t, int64_t, int64_t) const override {
     return 0;
   }
   absl::Status CompressKv(const LaunchContext&, const CompressKvParams& params) override {

@@ -3,27 +3,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <string>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/cpu/convert.h"
 
 namespace kernels::cpu {
 
 absl::Status Embed(ThreadPool& pool, const EmbedParams& params) {
   const WeightTensor& table = params.table;
+  if (absl::Status status = CheckEmbed(params); !status.ok()) return status;
   const bool is_float = table.dtype == DType::kFloat32;
-  if (!is_float && table.dtype != DType::kBfloat16 && table.dtype != DType::kFloat16) {
-    return absl::InvalidArgumentError(absl::StrCat("no cpu kernel for embeddings of dtype ",
-                                                   std::string(DTypeName(table.dtype))));
-  }
-  if (table.scales != nullptr) {
-    return absl::InvalidArgumentError("no cpu kernel for embeddings with scales");
-  }
-  if (params.num_rows > 1 && params.output_row_stride < table.cols) {
-    return absl::InvalidArgumentError(absl::StrCat("output row stride ", params.output_row_stride,
-                                                   " < ", table.cols, " columns"));
-  }
   const int64_t element_bytes = is_float ? 4 : 2;
   pool.ParallelFor(params.num_rows, [&](int64_t r) {
     const int32_t source = params.token_source != nullptr ? params.token_source[r] : -1;

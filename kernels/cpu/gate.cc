@@ -4,8 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "absl/strings/str_cat.h"
-
 namespace kernels::cpu {
 namespace {
 
@@ -80,23 +78,6 @@ float GroupScore(const GateConfig& gate, const float* choice, int32_t group_size
 }
 
 }  // namespace
-
-absl::Status CheckGate(const GateConfig& gate) {
-  if (gate.num_experts < 1 || gate.num_experts > kMaxExperts || gate.top_k < 1 ||
-      gate.top_k > gate.num_experts) {
-    return absl::InvalidArgumentError(absl::StrCat("gate takes ", gate.top_k, " of ",
-                                                   gate.num_experts, " experts (at most ",
-                                                   kMaxExperts, ")"));
-  }
-  if (HasGroups(gate) && (gate.num_groups < 1 || gate.num_experts % gate.num_groups != 0 ||
-                          gate.top_k_groups < 1 || gate.top_k_groups > gate.num_groups ||
-                          gate.top_k > gate.num_experts / gate.num_groups * gate.top_k_groups)) {
-    return absl::InvalidArgumentError(absl::StrCat("gate takes ", gate.top_k, " experts from ",
-                                                   gate.top_k_groups, " of ", gate.num_groups,
-                                                   " groups of ", gate.num_experts, " experts"));
-  }
-  return absl::OkStatus();
-}
 
 void SelectExperts(const GateConfig& gate, const float* logits, const float* bias, int32_t* ids,
                    float* weights) {

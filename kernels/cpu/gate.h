@@ -5,15 +5,9 @@
 
 #include <cstdint>
 
-#include "absl/status/status.h"
 #include "kernels/moe.h"
 
 namespace kernels::cpu {
-
-inline constexpr int32_t kMaxExperts = 1024;
-
-// Errors: kInvalidArgument if top_k experts cannot be chosen so, or for more than kMaxExperts.
-absl::Status CheckGate(const GateConfig& gate);
 
 // Chooses top_k experts for one row; ties go to the lower id.  `ids` ascend.
 // REQUIRES: CheckGate(gate).ok().

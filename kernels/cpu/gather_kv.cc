@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/cpu/kv_entry.h"
 
 namespace kernels::cpu {
@@ -13,16 +12,7 @@ constexpr int32_t kRowsPerTask = 32;
 }  // namespace
 
 absl::Status GatherKv(ThreadPool& pool, const GatherKvParams& params) {
-  if (params.num_rows < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("gather_kv: ", params.num_rows, " rows"));
-  }
-  if (params.num_rows == 0) return absl::OkStatus();
-  absl::Status status = CheckKvPages(params.pages, params.kv_lora_rank, params.rope_dim);
-  if (!status.ok()) return status;
-  if (params.slots == nullptr || params.latent == nullptr ||
-      (params.k_rope == nullptr && params.rope_dim > 0)) {
-    return absl::InvalidArgumentError("gather_kv: slots, latent or k_rope is null");
-  }
+  if (absl::Status status = CheckGatherKv(params); !status.ok()) return status;
   const int64_t num_tasks = (params.num_rows + kRowsPerTask - 1) / kRowsPerTask;
   pool.ParallelFor(num_tasks, [&](int64_t task) {
     const int32_t begin = static_cast<int32_t>(task) * kRowsPerTask;

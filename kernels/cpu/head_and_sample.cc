@@ -44,15 +44,8 @@ Workspace LayOut(std::byte* memory, int64_t num_samples, int64_t hidden_size, in
   return work;
 }
 
-absl::Status Check(const HeadAndSampleParams& params) {
-  if (params.num_samples < 0 || params.num_logit_rows < 0 || params.num_penalty_resets < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("head_and_sample: ", params.num_samples, " samples, ", params.num_logit_rows,
-                     " logit rows, ", params.num_penalty_resets, " penalty resets"));
-  }
-  if (params.num_penalty_resets > 0 && params.penalty_resets == nullptr) {
-    return absl::InvalidArgumentError("head_and_sample: penalty_resets is null");
-  }
+// The arrays of a call, which CheckHeadAndSample does not look into.
+absl::Status CheckArrays(const HeadAndSampleParams& params) {
   const PenaltyState& penalties = params.penalties;
   for (int32_t i = 0; i < params.num_penalty_resets; ++i) {
     const PenaltyReset& reset = params.penalty_resets[i];
@@ -64,23 +57,6 @@ absl::Status Check(const HeadAndSampleParams& params) {
                        penalties.num_slots, " with ", reset.prompt_len, " + ", reset.output_len,
                        " tokens from ", reset.begin));
     }
-  }
-  if (penalties.num_slots > 0 &&
-      (penalties.output_counts == nullptr || penalties.in_prompt == nullptr)) {
-    return absl::InvalidArgumentError("head_and_sample: penalty slots without memory");
-  }
-  if (params.num_samples == 0 && params.num_logit_rows == 0) return absl::OkStatus();
-  if (params.head == nullptr || params.hidden == nullptr || params.workspace == nullptr ||
-      (params.num_samples > 0 &&
-       (params.samples == nullptr || params.results == nullptr || params.sampled_ids == nullptr)) ||
-      (params.num_logit_rows > 0 && (params.logit_rows == nullptr || params.logits == nullptr))) {
-    return absl::InvalidArgumentError("head_and_sample: an input, output or workspace is null");
-  }
-  if (params.vocab_size <= 0 || params.head->out_features() != params.vocab_size ||
-      params.hidden_row_stride < params.head->in_features()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "head_and_sample: head is ", params.head->out_features(), " x ", params.head->in_features(),
-        ", vocabulary ", params.vocab_size, ", hidden row stride ", params.hidden_row_stride));
   }
   for (int32_t i = 0; i < params.num_samples; ++i) {
     const SampleRow& sample = params.samples[i];
@@ -174,7 +150,8 @@ int64_t HeadAndSampleWorkspaceBytes(int32_t max_samples, int64_t hidden_size, in
 }
 
 absl::Status HeadAndSample(ThreadPool& pool, const HeadAndSampleParams& params) {
-  if (absl::Status status = Check(params); !status.ok()) return status;
+  if (absl::Status status = CheckHeadAndSample(params); !status.ok()) return status;
+  if (absl::Status status = CheckArrays(params); !status.ok()) return status;
   for (int32_t i = 0; i < params.num_penalty_resets; ++i) {
     ResetPenalties(params, params.penalty_resets[i]);
   }

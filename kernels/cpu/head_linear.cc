@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/cpu/packed_matrix.h"
 #include "kernels/cpu/row_blocks.h"
 #include "status/check.h"
@@ -32,13 +31,7 @@ absl::StatusOr<std::unique_ptr<PackedHeadLinear>> PackHeadLinear(ThreadPool& poo
                                                                  const HeadSlice& slice,
                                                                  const MatrixKernels& kernels) {
   RETURN_IF_ERROR(CheckWeightTensor(tensor));
-  if (slice.num_heads <= 0 || slice.head_rows <= 0 || slice.row_begin < 0 || slice.row_count <= 0 ||
-      slice.row_begin + slice.row_count > slice.head_rows ||
-      slice.num_heads * slice.head_rows != tensor.rows) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "head slice of rows ", slice.row_begin, " + ", slice.row_count, " in ", slice.num_heads,
-        " heads of ", slice.head_rows, " rows does not fit a tensor of ", tensor.rows, " rows"));
-  }
+  RETURN_IF_ERROR(CheckHeadSlice(tensor, slice));
   std::vector<PackedMatrix> heads;
   heads.reserve(static_cast<size_t>(slice.num_heads));
   for (int64_t head = 0; head < slice.num_heads; ++head) {
@@ -57,15 +50,7 @@ absl::StatusOr<std::unique_ptr<PackedHeadLinear>> PackHeadLinear(ThreadPool& poo
 absl::Status HeadLinear(ThreadPool& pool, const HeadLinearParams& params) {
   FERRY_CHECK(params.weight != nullptr);
   const auto& weight = static_cast<const CpuPackedHeadLinear&>(*params.weight);
-  if (params.num_rows < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("head linear over ", params.num_rows, " rows"));
-  }
-  if (weight.num_heads() > 1 && (params.input_head_stride < weight.in_features() ||
-                                 params.output_head_stride < weight.out_features())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "head strides ", params.input_head_stride, " (input) and ", params.output_head_stride,
-        " (output) for heads of ", weight.in_features(), " and ", weight.out_features()));
-  }
+  RETURN_IF_ERROR(CheckHeadLinear(params));
   const int64_t panels_per_head = weight.heads()[0].num_panels();
   const int64_t num_panels = weight.num_heads() * panels_per_head;
   for (int32_t block = 0; block < params.num_rows; block += kRowBlock) {

@@ -5,9 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/cpu/convert.h"
-#include "kernels/store_kv.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -240,45 +238,6 @@ void CopyEntry(const KvPages& from, const EntryPlace& source, const KvPages& to,
   const size_t row_bytes = dim + 2 * static_cast<size_t>(rope_dim);
   std::memcpy(out.values, in.values, row_bytes);
   std::memcpy(out.scales, in.scales, bytes - row_bytes);
-}
-
-absl::Status CheckKvPages(const KvPages& pages, int32_t dim, int32_t rope_dim) {
-  if (dim <= 0 || rope_dim < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cache entries of ", dim, " values and ", rope_dim, " rotary ones"));
-  }
-  if (pages.format == KvFormat::kFp8IndexKey && rope_dim > 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cache pages: fp8 index keys have no rotary part, expected 0, is ", rope_dim));
-  }
-  const int32_t needed = KvEntryBytes(pages.format, dim, rope_dim);
-  if (needed <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cache pages: unknown format ", static_cast<int>(pages.format)));
-  }
-  // Where scales stand at the end of a block, there is no room between entries.
-  const bool exact =
-      pages.format == KvFormat::kFp8IndexKey || pages.format == KvFormat::kFp8SharedKv;
-  if (pages.block_size <= 0 || pages.entry_bytes < needed ||
-      (exact && pages.entry_bytes != needed)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "cache pages: block size ", pages.block_size, " and ", pages.entry_bytes,
-        " bytes per entry, where ", dim, " values and ", rope_dim, " rotary ones need ", needed));
-  }
-  if (pages.base == nullptr || pages.block_stride < int64_t{pages.block_size} * pages.entry_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "cache pages: ", pages.base == nullptr ? "no memory, " : "", "block stride ",
-        pages.block_stride, " bytes for ", pages.block_size, " entries of ", pages.entry_bytes));
-  }
-  // float32 entries are read in place.
-  if (pages.format == KvFormat::kFloat32 &&
-      (pages.entry_bytes % 4 != 0 || pages.block_stride % 4 != 0 ||
-       reinterpret_cast<uintptr_t>(pages.base) % 4 != 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cache pages: float32 entries of ", pages.entry_bytes,
-                     " bytes at a block stride of ", pages.block_stride, " are not aligned"));
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace kernels::cpu

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "absl/status/status.h"
+#include "kernels/store_kv.h"
 #include "kernels/tensor.h"
 
 namespace kernels::cpu {
@@ -47,9 +47,6 @@ void LoadEntry(const KvPages& pages, const EntryPlace& place, int32_t dim, int32
 // The entry's bytes, from pages to others of the same format.
 void CopyEntry(const KvPages& from, const EntryPlace& source, const KvPages& to,
                const EntryPlace& target, int32_t dim, int32_t rope_dim);
-
-// Errors: kInvalidArgument if pages cannot hold entries of these sizes.
-absl::Status CheckKvPages(const KvPages& pages, int32_t dim, int32_t rope_dim);
 
 }  // namespace kernels::cpu
 

@@ -57,10 +57,7 @@ class CpuPackedLinear final : public PackedLinear {
   bool swiglu_ = false;
 };
 
-absl::Status CheckParams(const LinearParams& params, const CpuPackedLinear& weight) {
-  if (params.num_rows < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("linear over ", params.num_rows, " rows"));
-  }
+absl::Status CheckSupported(const LinearParams& params, const CpuPackedLinear& weight) {
   const DType dtype = params.input.dtype;
   if (dtype != DType::kFloat32 && dtype != DType::kBfloat16 && dtype != DType::kFloat16) {
     return absl::InvalidArgumentError(
@@ -69,36 +66,10 @@ absl::Status CheckParams(const LinearParams& params, const CpuPackedLinear& weig
   if (params.input.scales != nullptr) {
     return absl::InvalidArgumentError("no cpu kernel for activations with scales");
   }
-  if (params.num_rows > 1 && params.input.row_stride < weight.in_features()) {
-    return absl::InvalidArgumentError(absl::StrCat("input row stride ", params.input.row_stride,
-                                                   " < in_features ", weight.in_features()));
-  }
-  const bool swiglu = params.epilogue == LinearEpilogue::kSwiGlu;
-  if (swiglu && !weight.supports_swiglu()) {
+  if (params.epilogue == LinearEpilogue::kSwiGlu && !weight.supports_swiglu()) {
     return absl::InvalidArgumentError(
         absl::StrCat("swiglu needs as many gate rows as up rows, packed alike; weight has ",
                      weight.out_features(), " rows in ", weight.parts().size(), " parts"));
-  }
-  const int64_t want = swiglu ? weight.out_features() / 2 : weight.out_features();
-  int64_t columns = 0;
-  for (const OutputSegment& segment : params.outputs) {
-    if (segment.columns < 0 || (segment.data == nullptr && segment.columns > 0) ||
-        (params.num_rows > 1 && segment.row_stride < segment.columns)) {
-      return absl::InvalidArgumentError(absl::StrCat("output segment of ", segment.columns,
-                                                     " columns, row stride ", segment.row_stride,
-                                                     segment.data == nullptr ? ", no data" : ""));
-    }
-    columns += segment.columns;
-  }
-  if (columns != want) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("output segments hold ", columns, " columns, the product has ", want));
-  }
-  if (params.epilogue == LinearEpilogue::kResidual &&
-      (params.epilogue_residual == nullptr || params.outputs.size() != 1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the residual epilogue needs a residual and one output segment, has ",
-                     params.outputs.size(), params.epilogue_residual == nullptr ? ", none" : ""));
   }
   return absl::OkStatus();
 }
@@ -186,7 +157,8 @@ absl::StatusOr<std::unique_ptr<PackedLinear>> PackLinear(
 absl::Status Linear(ThreadPool& pool, const LinearParams& params) {
   FERRY_CHECK(params.weight != nullptr);
   const auto& weight = static_cast<const CpuPackedLinear&>(*params.weight);
-  RETURN_IF_ERROR(CheckParams(params, weight));
+  RETURN_IF_ERROR(CheckLinear(params));
+  RETURN_IF_ERROR(CheckSupported(params, weight));
   const int64_t in_features = weight.in_features();
   const bool swiglu = params.epilogue == LinearEpilogue::kSwiGlu;
   const bool direct = params.input.dtype == DType::kFloat32 && params.residual_in == nullptr &&

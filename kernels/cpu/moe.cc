@@ -52,33 +52,6 @@ absl::StatusOr<Expert> PackExpert(ThreadPool& pool, const ExpertTensors& tensors
   return expert;
 }
 
-absl::Status CheckParams(const MoeParams& params, const CpuPackedExperts& experts) {
-  RETURN_IF_ERROR(CheckGate(params.gate));
-  if (params.num_rows < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("moe over ", params.num_rows, " rows"));
-  }
-  if (static_cast<size_t>(params.gate.num_experts) != experts.routed.size() ||
-      params.gate_weight->out_features() != params.gate.num_experts ||
-      params.gate_weight->in_features() != experts.hidden()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "gate over ", params.gate.num_experts, " experts with weight [",
-        params.gate_weight->out_features(), ", ", params.gate_weight->in_features(), "] for ",
-        experts.routed.size(), " packed experts of hidden size ", experts.hidden()));
-  }
-  if (params.expert_table != nullptr && (params.token_ids == nullptr || params.vocab_size <= 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("an expert table of ", params.vocab_size, " tokens ",
-                     params.token_ids == nullptr ? "without token ids" : "is empty"));
-  }
-  if (params.num_rows > 1 &&
-      (params.input_row_stride < experts.hidden() || params.output_row_stride < experts.hidden())) {
-    return absl::InvalidArgumentError(absl::StrCat("row strides ", params.input_row_stride,
-                                                   " (input) and ", params.output_row_stride,
-                                                   " (output) < hidden size ", experts.hidden()));
-  }
-  return absl::OkStatus();
-}
-
 // Scratch of one block of rows.  A slot is one (expert, row) pair; slots are sorted by expert, then
 // row.
 struct BlockScratch {
@@ -264,7 +237,7 @@ absl::StatusOr<std::unique_ptr<PackedExperts>> PackExperts(ThreadPool& pool,
 absl::Status Moe(ThreadPool& pool, const MoeParams& params) {
   FERRY_CHECK(params.experts != nullptr && params.gate_weight != nullptr);
   const auto& experts = static_cast<const CpuPackedExperts&>(*params.experts);
-  RETURN_IF_ERROR(CheckParams(params, experts));
+  RETURN_IF_ERROR(CheckMoe(params, static_cast<int64_t>(experts.routed.size()), experts.hidden()));
   const GateConfig& gate = params.gate;
   const int64_t hidden = experts.hidden();
   for (int64_t block = 0; block < params.num_rows; block += kRowBlock) {

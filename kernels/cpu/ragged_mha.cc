@@ -17,7 +17,6 @@ constexpr int32_t kRowPadding = 16;
 constexpr int32_t kMinRowsToPack = 12;
 
 absl::Status CheckRunningTotals(const char* name, const int32_t* totals, int32_t num_seqs) {
-  if (totals == nullptr) return absl::InvalidArgumentError(absl::StrCat("ragged_mha: no ", name));
   for (int32_t seq = 0; seq <= num_seqs; ++seq) {
     if (totals[seq] < 0 || (seq == 0 ? totals[0] != 0 : totals[seq] < totals[seq - 1])) {
       return absl::InvalidArgumentError(
@@ -28,31 +27,16 @@ absl::Status CheckRunningTotals(const char* name, const int32_t* totals, int32_t
   return absl::OkStatus();
 }
 
-absl::Status Check(const RaggedMhaParams& params) {
-  if (params.num_heads <= 0 || params.qk_nope_head_dim < 0 || params.qk_rope_head_dim < 0 ||
-      params.qk_nope_head_dim + params.qk_rope_head_dim == 0 || params.v_head_dim <= 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "ragged_mha: ", params.num_heads, " heads of ", params.qk_nope_head_dim, " nope, ",
-        params.qk_rope_head_dim, " rope and ", params.v_head_dim, " value dimensions"));
-  }
+absl::Status CheckArrays(const RaggedMhaParams& params) {
   absl::Status status = CheckRunningTotals("cu_seqlens_q", params.cu_seqlens_q, params.num_seqs);
   if (status.ok()) {
     status = CheckRunningTotals("cu_seqlens_kv", params.cu_seqlens_kv, params.num_seqs);
   }
   if (!status.ok()) return status;
-  if (params.accumulate && params.lse == nullptr) {
-    return absl::InvalidArgumentError("ragged_mha: accumulate without lse");
-  }
-  const bool has_rows = params.cu_seqlens_q[params.num_seqs] > 0;
-  const bool has_keys = params.cu_seqlens_kv[params.num_seqs] > 0;
-  const bool has_nope = params.qk_nope_head_dim > 0;
-  const bool has_rope = params.qk_rope_head_dim > 0;
-  if (has_rows && params.out == nullptr) return absl::InvalidArgumentError("ragged_mha: no out");
-  if (has_rows && has_keys &&
-      ((has_nope && (params.q_nope == nullptr || params.k_nope == nullptr)) ||
-       (has_rope && (params.q_rope == nullptr || params.k_rope == nullptr)) ||
-       params.v == nullptr)) {
-    return absl::InvalidArgumentError("ragged_mha: a query, key or value pointer is null");
+  if (params.num_rows != params.cu_seqlens_q[params.num_seqs]) {
+    return absl::InvalidArgumentError(absl::StrCat("ragged_mha: num_rows is ", params.num_rows,
+                                                   ", the sequences have ",
+                                                   params.cu_seqlens_q[params.num_seqs]));
   }
   for (int32_t seq = 0; seq < params.num_seqs && params.q_row_begin != nullptr; ++seq) {
     if (params.q_row_begin[seq] < 0) {
@@ -197,11 +181,9 @@ void RunTask(const RaggedMhaParams& params, const Task& task) {
 }  // namespace
 
 absl::Status RaggedMha(ThreadPool& pool, const RaggedMhaParams& params) {
-  if (params.num_seqs < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("ragged_mha: ", params.num_seqs, " sequences"));
-  }
+  if (absl::Status status = CheckRaggedMha(params); !status.ok()) return status;
   if (params.num_seqs == 0) return absl::OkStatus();
-  if (absl::Status status = Check(params); !status.ok()) return status;
+  if (absl::Status status = CheckArrays(params); !status.ok()) return status;
   pool.ParallelFor(NumTasks(params),
                    [&](int64_t index) { RunTask(params, FindTask(params, index)); });
   return absl::OkStatus();

@@ -29,17 +29,6 @@ void RotateBy(const RopeTable& rope, int32_t position, float direction, float* x
 
 }  // namespace
 
-absl::Status CheckRopeTable(const RopeTable& rope) {
-  if (rope.rope_dim < 0 || rope.rope_dim % 2 != 0 || rope.max_positions < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("rope table: rope_dim ", rope.rope_dim, ", ",
-                                                   rope.max_positions, " positions"));
-  }
-  if (rope.rope_dim > 0 && (rope.cos == nullptr || rope.sin == nullptr)) {
-    return absl::InvalidArgumentError("rope table: no cos or no sin");
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckPosition(const RopeTable& rope, int32_t row, int32_t position) {
   if (position < 0 || position >= rope.max_positions) {
     return absl::InvalidArgumentError(absl::StrCat("row ", row, ": position ", position,
@@ -58,22 +47,8 @@ void RotateBack(const RopeTable& rope, int32_t position, float* x) {
 }
 
 absl::Status Rope(ThreadPool& pool, const RopeParams& params) {
-  if (absl::Status status = CheckRopeTable(params.rope); !status.ok()) return status;
-  if (params.num_rows < 0 || params.num_heads < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rope: ", params.num_rows, " rows of ", params.num_heads, " heads"));
-  }
-  if (params.num_rows == 0 || params.num_heads == 0 || params.rope.rope_dim == 0) {
-    return absl::OkStatus();
-  }
-  if (params.data == nullptr || params.positions == nullptr) {
-    return absl::InvalidArgumentError("rope: no data or no positions");
-  }
-  if (params.norm_dim != 0 && params.norm_dim < params.rope.rope_dim) {
-    return absl::InvalidArgumentError(absl::StrCat("rope: a norm over ", params.norm_dim,
-                                                   " values that end with ", params.rope.rope_dim,
-                                                   " rotary ones"));
-  }
+  if (absl::Status status = CheckRope(params); !status.ok()) return status;
+  if (params.num_heads == 0 || params.rope.rope_dim == 0) return absl::OkStatus();
   for (int32_t row = 0; row < params.num_rows; ++row) {
     absl::Status status = CheckPosition(params.rope, row, params.positions[row]);
     if (!status.ok()) return status;

@@ -21,8 +21,6 @@ void Rotate(const RopeTable& rope, int32_t position, float* x);
 // x <- R(-position) x.
 void RotateBack(const RopeTable& rope, int32_t position, float* x);
 
-// Errors: kInvalidArgument if the table is not one.
-absl::Status CheckRopeTable(const RopeTable& rope);
 // Errors: kInvalidArgument, naming the row, if `position` is outside the table.
 absl::Status CheckPosition(const RopeTable& rope, int32_t row, int32_t position);
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/cpu/kv_entry.h"
 #include "kernels/cpu/rms_norm.h"
 #include "kernels/cpu/rope.h"
@@ -15,28 +14,7 @@ namespace {
 
 constexpr int32_t kRowsPerTask = 8;
 
-absl::Status CheckIndexKey(const IndexKeyParams& params) {
-  if (params.dim == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckRopeTable(params.rope));
-  if (params.rope.rope_dim > params.dim) {
-    return absl::InvalidArgumentError(absl::StrCat("store_kv: index keys of ", params.dim,
-                                                   " values, ", params.rope.rope_dim, " rotary"));
-  }
-  if (params.key == nullptr || params.norm_weight == nullptr || params.norm_bias == nullptr) {
-    return absl::InvalidArgumentError(
-        "store_kv: key, norm_weight or norm_bias of the index keys is null");
-  }
-  return CheckKvPages(params.pages, params.dim, /*rope_dim=*/0);
-}
-
-absl::Status Check(const StoreKvParams& params) {
-  RETURN_IF_ERROR(CheckRopeTable(params.rope));
-  RETURN_IF_ERROR(CheckKvPages(params.pages, params.kv_lora_rank, params.rope.rope_dim));
-  RETURN_IF_ERROR(CheckIndexKey(params.index_key));
-  if (params.kv_a == nullptr || params.norm_weight == nullptr || params.positions == nullptr ||
-      params.slots == nullptr) {
-    return absl::InvalidArgumentError("store_kv: kv_a, norm_weight, positions or slots is null");
-  }
+absl::Status CheckPositions(const StoreKvParams& params) {
   for (int32_t row = 0; row < params.num_rows; ++row) {
     if (params.slots[row] < 0) continue;
     for (const RopeTable* rope : {&params.rope, &params.index_key.rope}) {
@@ -88,11 +66,8 @@ void StoreIndexKey(const StoreKvParams& params, int32_t row, float* scratch) {
 }  // namespace
 
 absl::Status StoreKv(ThreadPool& pool, const StoreKvParams& params) {
-  if (params.num_rows < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("store_kv: ", params.num_rows, " rows"));
-  }
-  if (params.num_rows == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(Check(params));
+  RETURN_IF_ERROR(CheckStoreKv(params));
+  RETURN_IF_ERROR(CheckPositions(params));
   const int64_t num_tasks = (params.num_rows + kRowsPerTask - 1) / kRowsPerTask;
   pool.ParallelFor(num_tasks, [&](int64_t task) {
     thread_local ThreadScratch<float> scratch;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <numeric>
 
+#include "absl/strings/match.h"
 #include "engine/cache_memory.h"
 #include "engine/plan_builder.h"
 #include "gmock/gmock.h"
@@ -188,6 +189,15 @@ TEST(EngineCreateTest, WrongOptionsAreOneSentence) {
   EngineOptions options = Options("v3_odd");
   options.device = "tpu";
   EXPECT_THAT(std::string(Engine::Create(options).status().message()), HasSubstr("'tpu'"));
+  options = Options("v3_odd");
+  options.device = "cuda";  // says what is missing, or there is a GPU
+  const absl::Status status = Engine::Create(options).status();
+  EXPECT_TRUE(status.ok() || absl::StrContains(std::string(status.message()), "device cuda: this"))
+      << status;
+  options = Options("v32");
+  options.device = "cuda";
+  EXPECT_THAT(std::string(Engine::Create(options).status().message()),
+              HasSubstr("deepseek_v32 checkpoints cannot be run on cuda yet"));
   options = Options("v3_odd");
   options.dtype = "bfloat16";
   EXPECT_THAT(std::string(Engine::Create(options).status().message()), HasSubstr("use float32"));

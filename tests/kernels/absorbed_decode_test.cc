@@ -107,6 +107,8 @@ struct Batch {
     workspace.assign(bytes + 64, std::byte{0xff});
     AbsorbedDecodeParams p;
     p.num_seqs = num_seqs;
+    p.num_rows = cu_q.back();
+    p.max_q_len = *std::max_element(q_lens.begin(), q_lens.end());
     p.num_heads = dims.heads;
     p.kv_lora_rank = dims.rank;
     p.qk_rope_head_dim = dims.rope;
@@ -117,6 +119,7 @@ struct Batch {
     p.block_table_stride = max_blocks;
     p.splits = splits.data();
     p.num_splits = static_cast<int32_t>(splits.size());
+    p.max_splits_per_seq = MaxSplitsPerSeq();
     p.pages = pages;
     p.q_latent = q.data();
     p.q_latent_row_stride = q_row_stride;
@@ -352,6 +355,7 @@ TEST_P(AbsorbedDecodeTest, EqualsUnabsorbedAttention) {
   std::vector<float> unabsorbed(rows * heads * v_dim, kNan), lse(heads * rows, kNan);
   RaggedMhaParams mha;
   mha.num_seqs = 1;
+  mha.num_rows = rows;
   mha.num_heads = heads;
   mha.qk_nope_head_dim = nope;
   mha.qk_rope_head_dim = rope;
@@ -397,6 +401,12 @@ TEST_P(AbsorbedDecodeTest, RefusesWhatCannotBe) {
   };
   refused([](AbsorbedDecodeParams& p) { p.num_seqs = -1; });
   refused([](AbsorbedDecodeParams& p) { p.num_heads = 0; });
+  EXPECT_THAT(refused([](AbsorbedDecodeParams& p) { p.num_rows = 2; }),
+              HasSubstr("num_rows is 2, the sequences have 3"));
+  EXPECT_THAT(refused([](AbsorbedDecodeParams& p) { p.max_q_len = 1; }),
+              HasSubstr("sequence 1 has 2 rows (max_q_len 1)"));
+  EXPECT_THAT(refused([](AbsorbedDecodeParams& p) { p.max_splits_per_seq = 1; }),
+              HasSubstr("sequence 0 has 2 splits, at most 1"));
   refused([](AbsorbedDecodeParams& p) { p.q_latent = nullptr; });
   refused([](AbsorbedDecodeParams& p) { p.workspace = nullptr; });
   refused([](AbsorbedDecodeParams& p) { p.pages.entry_bytes /= 2; });

@@ -50,6 +50,7 @@ struct Batch {
   RaggedMhaParams Params() {
     RaggedMhaParams p;
     p.num_seqs = static_cast<int32_t>(q_lens.size());
+    p.num_rows = cu_q.back();
     p.num_heads = dims.heads;
     p.qk_nope_head_dim = dims.nope;
     p.qk_rope_head_dim = dims.rope;
@@ -256,6 +257,7 @@ std::vector<float> Chunked(ThreadPool& pool, Batch batch, const std::vector<int3
       const int32_t offset = done - begin;
       const int32_t q_row_begin = done;
       RaggedMhaParams params = batch.Params();
+      params.num_rows = q_len;
       params.cu_seqlens_q = cu_q.data();
       params.cu_seqlens_kv = cu_kv.data();
       params.causal_offset = &offset;
@@ -338,6 +340,7 @@ TEST(RaggedMhaTest, RefusesWhatCannotBe) {
   const std::vector<int32_t> negative = {0, -1};
   expect_refused([](RaggedMhaParams& p) { p.num_seqs = -1; });
   expect_refused([](RaggedMhaParams& p) { p.num_heads = 0; });
+  expect_refused([](RaggedMhaParams& p) { ++p.num_rows; });
   expect_refused([](RaggedMhaParams& p) { p.v_head_dim = 0; });
   expect_refused([](RaggedMhaParams& p) { p.qk_nope_head_dim = p.qk_rope_head_dim = 0; });
   expect_refused([](RaggedMhaParams& p) { p.v = nullptr; });

@@ -408,6 +408,9 @@ TEST(SparseDecodeTest, AllKeysEqualAbsorbedDecode) {
   const DecodeSplit split{0, 0, kKeys};
   AbsorbedDecodeParams d;
   d.num_seqs = 1;
+  d.num_rows = 1;
+  d.max_q_len = 1;
+  d.max_splits_per_seq = 1;
   d.num_heads = dims.heads;
   d.kv_lora_rank = dims.dim;
   d.qk_rope_head_dim = dims.rope;

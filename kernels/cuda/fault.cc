@@ -1,0 +1,30 @@
+#include "kernels/cuda/fault.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace kernels::cuda {
+
+absl::Status FaultStatus(const Fault& fault) {
+  switch (fault.kind) {
+    case FaultKind::kNone:
+      return absl::OkStatus();
+    case FaultKind::kPosition:
+      return absl::InternalError(absl::StrCat("cuda: row ", fault.index, ": position ", fault.value,
+                                              " is outside the rope table"));
+    case FaultKind::kNoBlock:
+      return absl::InternalError(absl::StrCat("cuda: absorbed_decode: sequence ", fault.index,
+                                              " has no block for position ", fault.value));
+    case FaultKind::kBadLogit:
+      return absl::InternalError(absl::StrCat("cuda: head_and_sample: sample ", fault.index,
+                                              ": a logit is NaN or infinite"));
+    case FaultKind::kNoToken:
+      return absl::InternalError(absl::StrCat("cuda: head_and_sample: sample ", fault.index,
+                                              ": penalties and banned tokens leave no token"));
+    case FaultKind::kBadSample:
+      return absl::InternalError(absl::StrCat("cuda: head_and_sample: sample ", fault.index,
+                                              ": a sampling parameter is out of range"));
+  }
+  return absl::InternalError("cuda: a fault of unknown kind");
+}
+
+}  // namespace kernels::cuda

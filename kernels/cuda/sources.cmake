@@ -1,0 +1,23 @@
+# What the CUDA backend is made of; its emulated twin in tests/kernels/cuda is made of the same.
+set(FERRY_CUDA_KERNELS
+  absorbed_decode.cu
+  embed.cu
+  gate.cu
+  head_and_sample.cu
+  head_linear.cu
+  head_stream.cu
+  latent_decode.cu
+  linear.cu
+  moe.cu
+  moe_stream.cu
+  ragged_mha.cu
+  sampler.cu
+  skinny_linear.cu
+  store_kv.cu)
+set(FERRY_CUDA_SOURCES
+  ${FERRY_CUDA_KERNELS}
+  cuda_backend.cc
+  device.cc
+  device_memory.cc
+  fault.cc
+  stored_matrix.cc)

@@ -1,0 +1,264 @@
+#include "kernels/moe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/kernels/cuda/device_test.h"
+#include "tests/kernels/test_weights.h"
+#include "tests/numerics/compare.h"
+
+namespace kernels {
+namespace {
+
+using numerics::AllClose;
+using numerics::BitEqual;
+using ::testing::HasSubstr;
+
+// A layer's weights in host memory; experts with the same seed for the same layer.
+struct Layer {
+  Layer(const GateConfig& gate, int64_t hidden, int64_t intermediate,
+        const std::vector<int64_t>& shared_sizes, const WeightKind& kind)
+      : gate(gate), hidden(hidden), intermediate(intermediate) {
+    uint32_t seed = 1;
+    const auto add = [&](int64_t size, std::vector<ExpertTensors>& to) {
+      for (const auto& [rows, cols] :
+           {std::pair{size, hidden}, std::pair{size, hidden}, std::pair{hidden, size}}) {
+        weights.push_back(std::make_unique<TestWeight>(MakeWeight(kind, rows, cols, seed++)));
+      }
+      const size_t n = weights.size();
+      to.push_back({weights[n - 3]->tensor, weights[n - 2]->tensor, weights[n - 1]->tensor});
+    };
+    for (int32_t e = 0; e < gate.num_experts; ++e) add(intermediate, routed);
+    for (const int64_t size : shared_sizes) {
+      add(size, shared);
+      shared_intermediate += size;
+    }
+    gate_weight = MakeWeight({"", DType::kBfloat16}, gate.num_experts, hidden, 900);
+    bias = RandomFloats(gate.num_experts, 901);
+    norm_weight = RandomFloats(hidden, 902);
+    for (float& weight : norm_weight) weight *= 0.05f;
+  }
+
+  GateConfig gate;
+  int64_t hidden, intermediate, shared_intermediate = 0;
+  std::vector<std::unique_ptr<TestWeight>> weights;
+  std::vector<ExpertTensors> routed, shared;
+  TestWeight gate_weight;
+  std::vector<float> bias, norm_weight;
+};
+
+struct Result {
+  std::vector<float> out;
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+class CudaMoeTest : public DeviceTest {
+ protected:
+  using DeviceTest::DeviceTest;
+
+  Result RunOnHost(const Layer& layer, const std::vector<float>& input, int32_t num_rows) {
+    Result result = Empty(layer, num_rows);
+    const auto experts = host_->PackExperts(layer.routed, layer.shared);
+    const auto gate = host_->PackLinear({layer.gate_weight.tensor});
+    MoeParams params = Params(layer, num_rows);
+    params.input = input.data();
+    params.norm_weight = layer.norm_weight.data();
+    params.gate_weight = gate->get();
+    params.gate_bias = layer.bias.data();
+    params.experts = experts->get();
+    params.output = result.out.data();
+    params.topk_ids = result.ids.data();
+    params.topk_weights = result.weights.data();
+    EXPECT_TRUE(host_->Moe({}, params).ok());
+    return result;
+  }
+  Result RunOnDevice(const Layer& layer, const std::vector<float>& input, int32_t num_rows) {
+    const Result empty = Empty(layer, num_rows);
+    const auto experts = device_->PackExperts(layer.routed, layer.shared);
+    EXPECT_TRUE(experts.ok()) << experts.status();
+    const auto gate = device_->PackLinear({layer.gate_weight.tensor});
+    MoeParams params = Params(layer, num_rows);
+    params.input = Upload(input);
+    params.norm_weight = Upload(layer.norm_weight);
+    params.gate_weight = gate->get();
+    params.gate_bias = Upload(layer.bias);
+    params.experts = experts->get();
+    params.output = Upload(empty.out);
+    params.topk_ids = Upload(empty.ids);
+    params.topk_weights = Upload(empty.weights);
+    // Room for more rows than there are: sizes come from maxima.
+    params.workspace = Workspace(device_->MoeWorkspaceBytes(
+        num_rows + 3, layer.gate, layer.hidden, layer.intermediate, layer.shared_intermediate));
+    const absl::Status status = device_->Moe({}, params);
+    EXPECT_TRUE(status.ok()) << status;
+    return {Download(params.output, empty.out.size()), Download(params.topk_ids, empty.ids.size()),
+            Download(params.topk_weights, empty.weights.size())};
+  }
+  static MoeParams Params(const Layer& layer, int32_t num_rows) {
+    MoeParams params;
+    params.num_rows = num_rows;
+    params.input_row_stride = layer.hidden;
+    params.gate = layer.gate;
+    params.output_row_stride = layer.hidden + 1;
+    return params;
+  }
+  static Result Empty(const Layer& layer, int32_t num_rows) {
+    const size_t pairs = static_cast<size_t>(num_rows) * layer.gate.top_k;
+    return {std::vector<float>(num_rows * (layer.hidden + 1), kNan),
+            std::vector<int32_t>(pairs, -7), std::vector<float>(pairs, kNan)};
+  }
+  void Compare(const Result& actual, const Result& expected) {
+    EXPECT_EQ(actual.ids, expected.ids);
+    EXPECT_TRUE(AllClose(actual.weights, expected.weights, {.abs = 1e-6, .rel = 1e-5}));
+    // Sums of a few hundred products of unit size.
+    EXPECT_TRUE(AllClose(actual.out, expected.out, {.abs = 5e-4, .rel = 5e-5, .cosine = 1e-9}));
+  }
+};
+
+TEST_F(CudaMoeTest, EveryGateEqualsTheCpu) {
+  const GateConfig gates[] = {
+      {.method = GateMethod::kGreedy, .num_experts = 10, .top_k = 3},
+      {.method = GateMethod::kGroupLimitedGreedy,
+       .num_experts = 12,
+       .top_k = 3,
+       .num_groups = 4,
+       .top_k_groups = 2,
+       .routed_scaling_factor = 16},
+      {.method = GateMethod::kNoAuxTc,
+       .num_experts = 16,
+       .top_k = 4,
+       .num_groups = 4,
+       .top_k_groups = 2,
+       .norm_topk_prob = true,
+       .routed_scaling_factor = 2.5f},
+      {.method = GateMethod::kGreedy, .num_experts = 40, .top_k = 40, .norm_topk_prob = true},
+  };
+  for (const GateConfig& gate : gates) {
+    SCOPED_TRACE(gate.num_experts);
+    const Layer layer(gate, 48, 40, {56}, {"", DType::kBfloat16});
+    for (const int32_t rows : {1, 2, 7, 33, 65}) {
+      SCOPED_TRACE(rows);
+      const std::vector<float> input = RandomFloats(rows * layer.hidden, 5);
+      Compare(RunOnDevice(layer, input, rows), RunOnHost(layer, input, rows));
+    }
+  }
+}
+
+TEST_F(CudaMoeTest, EveryFormatAndSharedExpertsEqualTheCpu) {
+  const GateConfig gate{.method = GateMethod::kGreedy, .num_experts = 5, .top_k = 2};
+  for (const WeightKind& kind : AllWeightKinds()) {
+    SCOPED_TRACE(kind.name);
+    for (const std::vector<int64_t>& shared : {std::vector<int64_t>{}, {30}, {30, 18}}) {
+      const Layer layer(gate, 72, 34, shared, kind);
+      const std::vector<float> input = RandomFloats(9 * layer.hidden, 5);
+      Compare(RunOnDevice(layer, input, 9), RunOnHost(layer, input, 9));
+    }
+  }
+}
+
+TEST_F(CudaMoeTest, ARowsBitsDoNotDependOnTheOthersAndTiesGoToTheLowerId) {
+  const GateConfig gate{.method = GateMethod::kGreedy, .num_experts = 8, .top_k = 3};
+  Layer layer(gate, 48, 40, {24}, {"", DType::kBfloat16});
+  const std::vector<float> input = RandomFloats(70 * layer.hidden, 6);
+  const Result together = RunOnDevice(layer, input, 70);
+  EXPECT_TRUE(BitEqual(RunOnDevice(layer, input, 70).out, together.out));  // run twice
+  for (const int32_t row : {0, 31, 32, 69}) {
+    const std::vector<float> alone(input.begin() + row * layer.hidden,
+                                   input.begin() + (row + 1) * layer.hidden);
+    EXPECT_TRUE(BitEqual(
+        RunOnDevice(layer, alone, 1).out,
+        absl::MakeConstSpan(together.out).subspan(row * (layer.hidden + 1), layer.hidden + 1)));
+  }
+  // Equal logits everywhere: the first experts, and one expert's tile gets every row.
+  std::fill(layer.gate_weight.bytes.begin(), layer.gate_weight.bytes.end(), uint8_t{0});
+  const Result tied = RunOnDevice(layer, input, 70);
+  for (size_t i = 0; i < tied.ids.size(); ++i) EXPECT_EQ(tied.ids[i], static_cast<int32_t>(i % 3));
+  Compare(tied, RunOnHost(layer, input, 70));
+}
+
+// A device that rounds activations to bf16 streams the experts' weights past up to 128 rows.
+class CudaRoundingMoeTest : public CudaMoeTest {
+ protected:
+  CudaRoundingMoeTest() : CudaMoeTest(/*bfloat16=*/true) {}
+
+  // Rounds twice, the normed row and the activated one, to 8 bits: of the largest result.
+  void CompareRounded(const Result& actual, const Result& expected) {
+    EXPECT_EQ(actual.ids, expected.ids);
+    EXPECT_TRUE(AllClose(actual.weights, expected.weights, {.abs = 1e-6, .rel = 1e-5}));
+    float largest = 0;
+    for (const float value : expected.out) {
+      if (!std::isnan(value)) largest = std::max(largest, std::abs(value));
+    }
+    EXPECT_TRUE(AllClose(actual.out, expected.out, {.abs = 0x1p-8 * largest, .cosine = 1e-5}));
+  }
+};
+
+TEST_F(CudaRoundingMoeTest, EqualsTheCpuForEveryNumberOfRows) {
+  const GateConfig gate{.method = GateMethod::kNoAuxTc,
+                        .num_experts = 12,
+                        .top_k = 3,
+                        .num_groups = 4,
+                        .top_k_groups = 2,
+                        .norm_topk_prob = true,
+                        .routed_scaling_factor = 2.5f};
+  struct Shape {
+    int64_t hidden, intermediate;
+    std::vector<int64_t> shared;
+  };
+  // Inner sizes below, at and above what a block's warps hold at once (2048).
+  for (const Shape& shape :
+       {Shape{64, 32, {}}, {96, 160, {32}}, {128, 2112, {96, 32}}, {2080, 96, {2048}}}) {
+    SCOPED_TRACE(shape.intermediate);
+    const Layer layer(gate, shape.hidden, shape.intermediate, shape.shared, {"", DType::kBfloat16});
+    for (const int32_t rows : {1, 2, 8, 9, 33, 128, 130}) {
+      SCOPED_TRACE(rows);
+      const std::vector<float> input = RandomFloats(rows * layer.hidden, 5);
+      CompareRounded(RunOnDevice(layer, input, rows), RunOnHost(layer, input, rows));
+    }
+  }
+}
+
+TEST_F(CudaRoundingMoeTest, ARowsBitsDoNotDependOnTheOthers) {
+  const GateConfig gate{.method = GateMethod::kGreedy, .num_experts = 40, .top_k = 6};
+  Layer layer(gate, 96, 64, {32}, {"", DType::kBfloat16});
+  const std::vector<float> input = RandomFloats(100 * layer.hidden, 6);
+  const Result together = RunOnDevice(layer, input, 100);
+  EXPECT_TRUE(BitEqual(RunOnDevice(layer, input, 100).out, together.out));  // run twice
+  for (const int32_t row : {0, 7, 50, 99}) {
+    const std::vector<float> alone(input.begin() + row * layer.hidden,
+                                   input.begin() + (row + 1) * layer.hidden);
+    EXPECT_TRUE(BitEqual(
+        RunOnDevice(layer, alone, 1).out,
+        absl::MakeConstSpan(together.out).subspan(row * (layer.hidden + 1), layer.hidden + 1)));
+  }
+  // Equal logits everywhere: every row to the same experts.
+  std::fill(layer.gate_weight.bytes.begin(), layer.gate_weight.bytes.end(), uint8_t{0});
+  const Result tied = RunOnDevice(layer, input, 100);
+  for (size_t i = 0; i < tied.ids.size(); ++i) EXPECT_EQ(tied.ids[i], static_cast<int32_t>(i % 6));
+  CompareRounded(tied, RunOnHost(layer, input, 100));
+}
+
+TEST_F(CudaMoeTest, RefusesWhatCannotBe) {
+  const GateConfig gate{.method = GateMethod::kGreedy, .num_experts = 3, .top_k = 2};
+  const Layer layer(gate, 8, 8, {}, {"", DType::kBfloat16});
+  const auto experts = device_->PackExperts(layer.routed, {});
+  const auto packed_gate = device_->PackLinear({layer.gate_weight.tensor});
+  MoeParams params = Params(layer, 1);
+  params.experts = experts->get();
+  params.gate_weight = packed_gate->get();
+  EXPECT_THAT(std::string(device_->Moe({}, params).message()), HasSubstr("no workspace"));
+  params.gate.top_k = 4;
+  EXPECT_THAT(std::string(device_->Moe({}, params).message()), HasSubstr("4 of 3 experts"));
+  std::vector<ExpertTensors> uneven = layer.routed;
+  uneven[1].up.rows = 4;
+  EXPECT_EQ(device_->PackExperts(uneven, {}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(device_->PackExperts({}, {}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace kernels

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Packs what a GPU machine needs to check a build of this tree, with every library it uses:
+#   ./tools/gpu_bundle.sh BUILD_DIR OUT.tar.gz      (a build of the cuda preset)
+# There: tar xzf OUT.tar.gz && ./ferry-gpu/gpu_check.sh
+set -euo pipefail
+[ $# -eq 2 ] || { echo "usage: $0 BUILD_DIR OUT.tar.gz" >&2; exit 2; }
+build=$(realpath "$1")
+out=$(realpath -m "$2")
+tree=$(realpath "$(dirname "$0")/..")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bundle=$work/ferry-gpu
+mkdir -p "$bundle/bin" "$bundle/lib"
+
+programs=(ferry cuda_kernels_test)
+for program in "${programs[@]}"; do
+  [ -x "$build/bin/$program" ] || [ -n "$(find "$build" -name "$program" -type f -perm -u+x -print -quit)" ] || {
+    echo "gpu_bundle: $program is not built in $build" >&2; exit 1; }
+  cp "$(find "$build" -name "$program" -type f -perm -u+x -print -quit)" "$bundle/bin/"
+done
+
+# Everything but glibc, which the GPU machine's own loader insists on.
+glibc='ld-linux|libc\.so|libm\.so|libpthread|libdl\.so|librt\.so|libresolv|linux-vdso'
+ldd "$bundle"/bin/* | awk '/=> \//{print $3}' | sort -u | grep -vE "/($glibc)" | xargs -I{} cp -L {} "$bundle/lib/"
+# UCX opens its modules from lib/ucx beside its own library.
+ucx=$(dirname "$(ldd "$bundle/bin/ferry" | awk '/libucs/{print $3}')")/ucx
+[ -d "$ucx" ] && mkdir "$bundle/lib/ucx" && cp -L "$ucx"/libuct_cma.so* "$bundle/lib/ucx/"
+
+strip "$bundle"/bin/*
+# DT_RPATH, so that it serves libraries of libraries and wins over LD_LIBRARY_PATH.
+patchelf --force-rpath --set-rpath '$ORIGIN/../lib' "$bundle"/bin/*
+find "$bundle/lib" -maxdepth 1 -type f -exec patchelf --force-rpath --set-rpath '$ORIGIN' {} +
+find "$bundle/lib/ucx" -type f -exec patchelf --force-rpath --set-rpath '$ORIGIN/..' {} +
+
+"$tree/tools/unpack_golden.py" "$tree/tests/golden" "$bundle/golden"
+cp "$tree/tools/gpu_check.sh" "$bundle/"
+tar czf "$out" -C "$work" ferry-gpu
+echo "$out: $(du -h "$out" | cut -f1)"
