@@ -297,9 +297,9 @@ TEST_P(CudaRoundingDecodeTest, EqualsTheCpu) {
     RunOnHost(batch);
     // bf16 queries and weights: 2^-9 of each of a sum of unit-sized values.
     EXPECT_TRUE(AllClose(Download(device.out, batch.out.size()), batch.out,
-                         {.abs = 1e-2, .rel = 2.0 / 128, .cosine = 1e-5}));
+                         {.abs = 2e-2, .rel = 2.0 / 128, .cosine = 1e-5}));
     EXPECT_TRUE(AllClose(Download(device.lse, batch.lse.size()), batch.lse,
-                         {.abs = 1e-2, .rel = 2e-3, .cosine = 1e-6}));
+                         {.abs = 2e-2, .rel = 2e-3, .cosine = 1e-6}));
     const std::vector<float> once = Download(device.out, batch.out.size());
     ASSERT_TRUE(device_->attention().AbsorbedDecode({}, device).ok());
     EXPECT_TRUE(BitEqual(Download(device.out, batch.out.size()), once));
