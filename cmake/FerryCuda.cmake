@@ -22,8 +22,13 @@ if(FERRY_HAS_CUDA)
   if(CCACHE_PROGRAM)
     set(CMAKE_CUDA_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
   endif()
+  # CMake 3.25 does not know C++20 for nvcc, which the sources' CMAKE_CXX_STANDARD asks it for as well.
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+  endif()
   # sm_90a: wgmma and the bulk tensor copies are Hopper's own.  A product and a sum stay two roundings,
-  # as on the CPU; FMA is asked for by name.  CMake 3.25 does not know C++20 for nvcc.
-  set(FERRY_CUDA_FLAGS -std=c++20 -gencode=arch=compute_90a,code=sm_90a -fmad=false --expt-relaxed-constexpr
+  # as on the CPU; FMA is asked for by name.
+  set(FERRY_CUDA_FLAGS -gencode=arch=compute_90a,code=sm_90a -fmad=false --expt-relaxed-constexpr
     -Xcompiler=-Wall,-Wextra -Werror=all-warnings)
 endif()
