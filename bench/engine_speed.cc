@@ -46,10 +46,9 @@ struct Load {
 class Bench {
  public:
   Bench(const engine::EngineOptions& options, int32_t num_blocks)
-      : engine_(Check(engine::Engine::Create(options))),
-        memory_(std::make_unique<engine::CacheMemory>(Check(engine::CacheMemory::Map(
-            int64_t{num_blocks} * engine_->cache_layout().block_bytes())))),
-        pool_(num_blocks) {
+      : engine_(Check(engine::Engine::Create(options))), pool_(num_blocks) {
+    memory_ = std::make_unique<engine::CacheMemory>(Check(
+        engine::CacheMemory::Map(int64_t{num_blocks} * engine_->cache_layout().block_bytes())));
     engine_->SetCache(memory_->span(), {});
     for (int32_t i = 0; i < 2; ++i) {
       plans_[i] = std::make_unique<model::StepPlan>(engine_->limits());
@@ -148,8 +147,8 @@ class Bench {
     return result.step_ms;
   }
 
+  std::unique_ptr<engine::CacheMemory> memory_;  // outlives the engine
   std::unique_ptr<engine::Engine> engine_;
-  std::unique_ptr<engine::CacheMemory> memory_;
   engine::BlockPool pool_;
   std::unique_ptr<model::StepPlan> plans_[2];
   std::unique_ptr<engine::PlanBuilder> builders_[2];

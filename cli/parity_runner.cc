@@ -222,9 +222,11 @@ absl::Status ParityRunner::RunTransfer(const ParityCase& golden, CaseRun& run) {
   for (const engine::BlockId id : target.get().blocks) to.blocks.push_back(receiver_->Block(id));
   from.state_slot = session_->StateSlot(source.get().state_slot);
   to.state_slot = receiver_->StateSlot(target.get().state_slot);
-  RETURN_IF_ERROR(session_->engine().ExportBlocks(source.get().blocks));
+  RETURN_IF_ERROR(session_->engine().ExportCache(
+      {.blocks = source.get().blocks, .state_slot = source.get().state_slot}));
   ASSIGN_OR_RETURN(const CacheLink::Report report, link_->Send(from, to));
-  RETURN_IF_ERROR(receiver_->engine().ImportBlocks(target.get().blocks));
+  RETURN_IF_ERROR(receiver_->engine().ImportCache(
+      {.blocks = target.get().blocks, .state_slot = target.get().state_slot}));
   target.get().num_computed = prefilled;
   run.note = absl::StrFormat("%d tokens (%d bytes) over %s in %.2f ms", prefilled, report.bytes,
                              link_->link_name(), absl::ToDoubleMilliseconds(report.duration));

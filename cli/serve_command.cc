@@ -52,6 +52,9 @@ void AddLocalSystemFlags(CLI::App& command, LocalSystemOptions* options) {
                    "Decode workers may prefill prompts of any length");
   add("--port", options->port, "The router's port on 127.0.0.1; 0: any")
       ->check(CLI::Range(0, 65535));
+  command.add_flag_callback(
+      "--random_weights", [options] { options->worker_flags.push_back("--random_weights"); },
+      "Random weights of the config.json's shapes, for measuring");
   pass("--device", "cpu or cuda");
   pass("--dtype", "Activations: auto, float32 or bfloat16");
   pass("--kv_cache_dtype", "Cache: auto, float32, bfloat16 or fp8");

@@ -120,15 +120,7 @@ void DecodeScheduler::Run() {
       if (step.ok()) {
         worked = *step;
       } else {
-        spdlog::error("engine failed cause={}",
-                      service::LogValue(std::string(step.status().message())));
-        {
-          std::lock_guard lock(shared_mutex_);
-          health_ = step.status();
-        }
-        draining_ = true;
-        EndRequests(
-            absl::InternalError(absl::StrCat("engine: ", std::string(step.status().message()))));
+        OnEngineFailure(step.status());
       }
     }
     Publish();
@@ -140,6 +132,17 @@ void DecodeScheduler::Run() {
     if (!step.ok() || !*step) break;
   }
   Publish();
+}
+
+void DecodeScheduler::OnEngineFailure(const absl::Status& status) {
+  const std::string cause(status.message());
+  spdlog::error("engine failed cause={}", service::LogValue(cause));
+  {
+    std::lock_guard lock(shared_mutex_);
+    health_ = status;
+  }
+  draining_ = true;
+  EndRequests(absl::InternalError(absl::StrCat("engine: ", cause)));
 }
 
 absl::Status DecodeScheduler::CheckAccept(const RequestSpec& spec) {

@@ -129,6 +129,8 @@ class DecodeScheduler final : public worker::WorkerControl, private BatchRunner:
   void OnPreempted(Branch& branch) override;
 
   void Run();
+  // The process should end; nothing is taken any more.
+  void OnEngineFailure(const absl::Status& status);
   void Accept(RequestSpec spec, uint64_t serial, std::shared_ptr<TokenSink> sink);
   absl::Status CheckAccept(const RequestSpec& spec);
   void AdmitQueued();

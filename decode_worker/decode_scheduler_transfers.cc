@@ -244,12 +244,17 @@ void DecodeScheduler::Commit(Request& request, std::vector<engine::BlockId> bloc
   const int32_t num_tokens = static_cast<int32_t>(seq.tokens.size());
   seq.blocks.insert(seq.blocks.end(), blocks.begin(), blocks.end());
   seq.state_slot = state_slot;
+  request.phase = Phase::kRunning;
+  if (const absl::Status imported =
+          runtime_->engine->ImportCache({.blocks = blocks, .state_slot = state_slot});
+      !imported.ok()) {
+    return OnEngineFailure(imported);
+  }
   seq.num_computed = num_tokens;
   engine::IndexFullBlocks(seq, num_tokens, runtime_->block_size(), *runtime_->hasher,
                           *runtime_->pool);
   metrics_->CountPromptTokens(0, request.usage.cached_tokens,
                               num_tokens - request.usage.cached_tokens);
-  request.phase = Phase::kRunning;
   request.usage.wait_ms =
       std::chrono::duration<double, std::milli>(Clock::now() - request.accepted_at).count();
   std::exchange(request.confirm_done, nullptr)(absl::OkStatus());

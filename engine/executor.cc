@@ -56,43 +56,63 @@ void Executor::SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte
   FERRY_CHECK(slot_bytes == 0 ? state_slots.empty() : state_slots.size() % slot_bytes == 0)
       << state_slots.size() << " bytes for state slots of " << slot_bytes;
   num_state_slots_ = slot_bytes == 0 ? 0 : static_cast<int32_t>(state_slots.size() / slot_bytes);
-  host_blocks_ = token_blocks;
+  blocks_ = {.host = token_blocks, .device = nullptr, .piece_bytes = cache_layout().block_bytes()};
+  slots_ = {.host = state_slots,
+            .device = nullptr,
+            .piece_bytes = cache_layout().spec().state_slot_bytes};
   state_.cache = token_blocks.data();
   state_.state_slots = state_slots.empty() ? nullptr : state_slots.data();
   if (backend_->uses_host_memory()) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  status_ = PlaceBlocksOnDevice();
+  status_ = PlaceCacheOnDevice();
 }
 
-absl::Status Executor::PlaceBlocksOnDevice() {
-  const auto size = static_cast<int64_t>(host_blocks_.size());
-  ASSIGN_OR_RETURN(device_blocks_, backend_->Allocate(size));
-  state_.cache = device_blocks_->data();
-  RETURN_IF_ERROR(backend_->CopyToDevice({}, state_.cache, host_blocks_));
-  return backend_->Synchronize({});
+absl::Status Executor::PlaceCacheOnDevice() {
+  RETURN_IF_ERROR(Place(blocks_));
+  state_.cache = blocks_.device->data();
+  if (slots_.host.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(Place(slots_));
+  state_.state_slots = slots_.device->data();
+  return absl::OkStatus();
 }
 
-absl::Status Executor::ExportBlocks(absl::Span<const int32_t> blocks) {
-  if (device_blocks_ == nullptr) return absl::OkStatus();
-  const kernels::LaunchContext context = backend_->copy_context();
-  const int64_t block_bytes = cache_layout().block_bytes();
-  for (const int32_t block : blocks) {
-    RETURN_IF_ERROR(backend_->CopyToHost(context,
-                                         host_blocks_.subspan(block * block_bytes, block_bytes),
-                                         device_blocks_->data() + block * block_bytes));
+absl::Status Executor::Place(Mirror& mirror) {
+  ASSIGN_OR_RETURN(mirror.device, backend_->Allocate(static_cast<int64_t>(mirror.host.size())));
+  RETURN_IF_ERROR(backend_->Synchronize({}));
+  return backend_->PinHostMemory(mirror.host);
+}
+
+absl::Status Executor::Export(const Mirror& mirror, absl::Span<const int32_t> pieces) {
+  for (const int32_t piece : pieces) {
+    const int64_t offset = piece * mirror.piece_bytes;
+    RETURN_IF_ERROR(backend_->CopyToHost(backend_->copy_context(),
+                                         mirror.host.subspan(offset, mirror.piece_bytes),
+                                         mirror.device->data() + offset));
   }
-  return backend_->Synchronize(context);
+  return absl::OkStatus();
 }
 
-absl::Status Executor::ImportBlocks(absl::Span<const int32_t> blocks) {
-  if (device_blocks_ == nullptr) return absl::OkStatus();
-  const kernels::LaunchContext context = backend_->copy_context();
-  const int64_t block_bytes = cache_layout().block_bytes();
-  for (const int32_t block : blocks) {
-    RETURN_IF_ERROR(backend_->CopyToDevice(context, device_blocks_->data() + block * block_bytes,
-                                           host_blocks_.subspan(block * block_bytes, block_bytes)));
+absl::Status Executor::Import(const Mirror& mirror, absl::Span<const int32_t> pieces) {
+  for (const int32_t piece : pieces) {
+    const int64_t offset = piece * mirror.piece_bytes;
+    RETURN_IF_ERROR(backend_->CopyToDevice(backend_->copy_context(), mirror.device->data() + offset,
+                                           mirror.host.subspan(offset, mirror.piece_bytes)));
   }
-  return backend_->Synchronize(context);
+  return absl::OkStatus();
+}
+
+absl::Status Executor::ExportCache(const CachePieces& pieces) {
+  if (blocks_.device == nullptr) return absl::OkStatus();
+  RETURN_IF_ERROR(Export(blocks_, pieces.blocks));
+  if (pieces.state_slot >= 0) RETURN_IF_ERROR(Export(slots_, {&pieces.state_slot, 1}));
+  return backend_->Synchronize(backend_->copy_context());
+}
+
+absl::Status Executor::ImportCache(const CachePieces& pieces) {
+  if (blocks_.device == nullptr) return absl::OkStatus();
+  RETURN_IF_ERROR(Import(blocks_, pieces.blocks));
+  if (pieces.state_slot >= 0) RETURN_IF_ERROR(Import(slots_, {&pieces.state_slot, 1}));
+  return backend_->Synchronize(backend_->copy_context());
 }
 
 absl::StatusOr<StepHandle> Executor::Launch(const model::StepPlan& plan) {

@@ -31,8 +31,8 @@ class Executor final : public Engine {
   const model::StepLimits& limits() const override { return limits_; }
   int32_t num_penalty_slots() const override { return state_.penalties.num_slots; }
   void SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte> state_slots) override;
-  absl::Status ExportBlocks(absl::Span<const int32_t> blocks) override;
-  absl::Status ImportBlocks(absl::Span<const int32_t> blocks) override;
+  absl::Status ExportCache(const CachePieces& pieces) override;
+  absl::Status ImportCache(const CachePieces& pieces) override;
   absl::StatusOr<StepHandle> Launch(const model::StepPlan& plan) override;
   absl::StatusOr<StepResult> Collect(StepHandle handle) override;
 
@@ -57,16 +57,24 @@ class Executor final : public Engine {
   Executor(std::unique_ptr<kernels::Backend> backend, std::unique_ptr<model::Network> network,
            const model::StepLimits& limits);
   void Run();
-  absl::Status PlaceBlocksOnDevice();
+  absl::Status PlaceCacheOnDevice();
   absl::Status RunStep(const Step& step, Output& output, const int32_t* previous_sampled);
 
   std::unique_ptr<kernels::Backend> backend_;  // outlives the network's weights
   std::unique_ptr<model::Network> network_;
   const model::StepLimits limits_;
   model::StepState state_;
-  // The token blocks of a device with memory of its own; null: they are the host's.
-  std::unique_ptr<kernels::Buffer> device_blocks_;
-  absl::Span<std::byte> host_blocks_;
+  // Token blocks and state slots on a device with memory of its own, and the host's beside them.
+  struct Mirror {
+    absl::Span<std::byte> host;
+    std::unique_ptr<kernels::Buffer> device;  // null: the host's memory is the cache
+    int64_t piece_bytes = 0;
+  };
+  absl::Status Place(Mirror& mirror);
+  absl::Status Export(const Mirror& mirror, absl::Span<const int32_t> pieces);
+  absl::Status Import(const Mirror& mirror, absl::Span<const int32_t> pieces);
+  Mirror blocks_;
+  Mirror slots_;
   int32_t num_state_slots_ = 0;  // slot 0 included
   std::unique_ptr<kernels::Buffer> output_counts_;
   std::unique_ptr<kernels::Buffer> in_prompt_;

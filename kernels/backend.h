@@ -1,8 +1,9 @@
-// Backend: every operation for one device.  The CPU form is the obvious composition, the CUDA form may
-// fuse whatever it likes behind the same call.  kernels/<op>.h are the contracts.
+// Backend: every operation for one device.  The CPU form is the obvious composition, the CUDA form
+// may fuse whatever it likes behind the same call.  kernels/<op>.h are the contracts.
 //
-// Rules for all: a launch allocates nothing and synchronises nothing; workspace sizes come from maxima
-// only; offsets into caches are int64; an invalid index is -1 or out of range and never dereferenced.
+// Rules for all: a launch allocates nothing and synchronises nothing; workspace sizes come from
+// maxima only; offsets into caches are int64; an invalid index is -1 or out of range and never
+// dereferenced.
 //
 // Errors: kInvalidArgument for a shape or dtype no kernel supports, kInternal if a launch failed.
 // Thread-compatible: the engine's executor thread makes every call after loading.
@@ -48,7 +49,8 @@ class AttentionBackend {
   virtual absl::Status RaggedMha(const LaunchContext& context, const RaggedMhaParams& params) = 0;
   virtual absl::Status AbsorbedDecode(const LaunchContext& context,
                                       const AbsorbedDecodeParams& params) = 0;
-  // For at most max_rows query rows a call, each of a sequence with at most max_splits_per_seq splits.
+  // For at most max_rows query rows a call, each of a sequence with at most max_splits_per_seq
+  // splits.
   virtual int64_t AbsorbedDecodeWorkspaceBytes(int32_t max_rows, int32_t max_splits_per_seq,
                                                int32_t num_heads, int32_t kv_lora_rank) const = 0;
   virtual absl::Status SparseDecode(const LaunchContext& context,
@@ -71,12 +73,14 @@ class Backend {
   // For copies that need not wait for the launches of the null context, nor these for them.
   virtual LaunchContext copy_context() const = 0;
   // Blocks until everything launched in `context` has run.
-  // Errors: kInternal if any of it failed, or met an index or a value that cannot be; the backend is
-  // then unusable.
+  // Errors: kInternal if any of it failed, or met an index or a value that cannot be; the backend
+  // is then unusable.
   virtual absl::Status Synchronize(const LaunchContext& context) = 0;
 
-  // Memory.  Copies are launches as well: of host memory that is pinned they may read or write until
-  // Synchronize, of other host memory only during the call.
+  // Memory.  Copies are launches as well: of host memory that is pinned they may read or write
+  // until Synchronize, of other host memory only during the call. Pins memory that outlives the
+  // backend.  Errors: kResourceExhausted.
+  virtual absl::Status PinHostMemory(absl::Span<std::byte> /*host*/) { return absl::OkStatus(); }
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(int64_t size_bytes) = 0;
   virtual absl::Status CopyToDevice(const LaunchContext& context, std::byte* device,
                                     absl::Span<const std::byte> host) = 0;
@@ -114,8 +118,7 @@ class Backend {
   virtual int64_t MoeWorkspaceBytes(int32_t max_rows, const GateConfig& gate, int64_t hidden_size,
                                     int64_t moe_intermediate_size,
                                     int64_t shared_intermediate_size) const = 0;
-  virtual absl::Status CompressKv(const LaunchContext& context,
-                                  const CompressKvParams& params) = 0;
+  virtual absl::Status CompressKv(const LaunchContext& context, const CompressKvParams& params) = 0;
   virtual absl::Status C128AMetadata(const LaunchContext& context,
                                      const C128AMetadataParams& params) = 0;
   virtual absl::Status HyperPre(const LaunchContext& context, const HyperPreParams& params) = 0;

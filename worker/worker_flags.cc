@@ -20,6 +20,8 @@ void AddWorkerFlags(CLI::App& app, WorkerOptions* options) {
   add("--port_file", options->port_file, "file that receives grpc_port=N and metrics_port=N");
 
   add("--model", options->engine.model_dir, "checkpoint directory; required");
+  app.add_flag("--random_weights", options->engine.random_weights,
+               "random weights of the config.json's shapes, for measuring; nothing else is read");
   add("--model_name", options->model_name, "name to serve it under; empty: the directory's name");
   add("--device", options->engine.device, "cpu or cuda");
   add("--dtype", options->engine.dtype, "activations: auto, float32 or bfloat16");

@@ -40,9 +40,6 @@ absl::Status WorkerOptions::Validate() const {
             "\" is not host:port with a port of 1 to 65535");
   }
   require(!engine.model_dir.empty(), "--model is missing");
-  // The blocks of a transfer would have to be copied from and to the device.
-  require(engine.device != "cuda",
-          "--device: cuda is for ferry parity only so far, workers run on the cpu");
   require(IsOneOf(engine.device, {"cpu", "cuda"}), "--device: \"", engine.device,
           "\" is not cpu or cuda");
   require(IsOneOf(engine.dtype, {"auto", "float32", "bfloat16"}), "--dtype: \"", engine.dtype,

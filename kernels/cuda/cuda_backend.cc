@@ -2,6 +2,7 @@
 
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/absorbed_decode.h"
@@ -127,6 +128,12 @@ class CudaBackend final : public Backend {
     return buffer;
   }
 
+  absl::Status PinHostMemory(absl::Span<std::byte> host) override {
+    ASSIGN_OR_RETURN(PinnedRange range, PinnedRange::Pin(host));
+    pinned_.push_back(std::move(range));
+    return absl::OkStatus();
+  }
+
   absl::Status CopyToDevice(const LaunchContext& context, std::byte* device,
                             absl::Span<const std::byte> host) override {
     return Copy(context, device, host.data(), host.size(), cudaMemcpyHostToDevice);
@@ -234,6 +241,7 @@ class CudaBackend final : public Backend {
 
   std::unique_ptr<Runtime> runtime_;
   CudaAttention attention_;
+  std::vector<PinnedRange> pinned_;
 };
 
 }  // namespace

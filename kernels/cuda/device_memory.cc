@@ -21,6 +21,17 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> DeviceBuffer::Allocate(int64_t siz
   return std::unique_ptr<DeviceBuffer>(new DeviceBuffer(static_cast<std::byte*>(data), size_bytes));
 }
 
+absl::StatusOr<PinnedRange> PinnedRange::Pin(absl::Span<std::byte> host) {
+  const cudaError_t error = cudaHostRegister(host.data(), host.size(), cudaHostRegisterDefault);
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // or the next launch would report it
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "cuda: pinning ", host.size(), " bytes of host memory: ", cudaGetErrorString(error), " (",
+        cudaGetErrorName(error), ")"));
+  }
+  return PinnedRange(host.data());
+}
+
 absl::StatusOr<Stream> Stream::Create() {
   cudaStream_t stream = nullptr;
   const cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);

@@ -124,41 +124,61 @@ TEST(StateSlotsPairTest, UsefulBytesAndPaddingAreToldByGroupAndAddUp) {
   EXPECT_THAT(metrics, testing::HasSubstr("ferry_state_snapshots_total{event=\"taken\"} 1\n"));
 }
 
-// Many at once over few slots: everything is delayed, nothing fails, nothing is mixed up.
+// Sixty requests that share prefixes, eight at a time, some prefilled at the decode worker.
+void ExpectManyAtOnce(const PairOptions& options) {
+  WorkerPair pair(options);
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  const std::vector<int32_t> shared = Tokens(700, 9);
+  std::vector<PairRequest> requests;
+  for (int i = 0; i < 60; ++i) {
+    const auto max_tokens = static_cast<int32_t>(1 + random() % 150);
+    const auto length = static_cast<int32_t>(1 + random() % (700 - max_tokens));
+    std::vector<int32_t> tokens(shared.begin(), shared.begin() + length);
+    for (auto t = static_cast<int32_t>(random() % (2 * length)); t < length; ++t) {
+      tokens[t] = static_cast<int32_t>(random() % 97);
+    }
+    PairRequest request = Request(absl::StrCat("r", i), std::move(tokens), max_tokens);
+    request.local = random() % 3 == 0;
+    request.num_branches = random() % 4 == 0 ? 2 : 1;
+    request.sampling.temperature = static_cast<float>(random() % 2);
+    request.sampling.seed = random();
+    requests.push_back(std::move(request));
+  }
+  std::atomic<size_t> next{0};
+  std::vector<std::thread> clients;
+  for (int c = 0; c < 8; ++c) {
+    clients.emplace_back([&] {
+      for (size_t i = next++; i < requests.size(); i = next++) ExpectReference(pair, requests[i]);
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_TRUE(pair.WaitIdle());
+}
+
+// Over few slots everything is delayed, nothing fails, nothing is mixed up.
 TEST(StateSlotsPairTest, ManyAtOnceOverFewSlotsGiveTheirOwnText) {
   for (const int32_t slots : {2, 5, 20}) {
+    SCOPED_TRACE(testing::Message() << slots << " slots");
     PairOptions options = Options();
     options.num_state_slots = slots;
     options.num_blocks = 30;
-    WorkerPair pair(options);
-    const uint64_t seed = std::random_device{}();
-    SCOPED_TRACE(testing::Message() << slots << " slots, seed " << seed);
-    std::mt19937_64 random(seed);
-    const std::vector<int32_t> shared = Tokens(700, 9);
-    std::vector<PairRequest> requests;
-    for (int i = 0; i < 60; ++i) {
-      const auto max_tokens = static_cast<int32_t>(1 + random() % 150);
-      const auto length = static_cast<int32_t>(1 + random() % (700 - max_tokens));
-      std::vector<int32_t> tokens(shared.begin(), shared.begin() + length);
-      for (auto t = static_cast<int32_t>(random() % (2 * length)); t < length; ++t) {
-        tokens[t] = static_cast<int32_t>(random() % 97);
-      }
-      PairRequest request = Request(absl::StrCat("r", i), std::move(tokens), max_tokens);
-      request.local = random() % 3 == 0;
-      request.num_branches = random() % 4 == 0 ? 2 : 1;
-      request.sampling.temperature = static_cast<float>(random() % 2);
-      request.sampling.seed = random();
-      requests.push_back(std::move(request));
-    }
-    std::atomic<size_t> next{0};
-    std::vector<std::thread> clients;
-    for (int c = 0; c < 8; ++c) {
-      clients.emplace_back([&] {
-        for (size_t i = next++; i < requests.size(); i = next++) ExpectReference(pair, requests[i]);
-      });
-    }
-    for (std::thread& client : clients) client.join();
-    EXPECT_TRUE(pair.WaitIdle());
+    ExpectManyAtOnce(options);
+  }
+}
+
+// What a step has written on the device must be exported before it is sent, what has been received
+// imported before it is read; without a state, blocks alone.
+TEST(StateSlotsPairTest, ACacheInTheDevicesOwnMemoryTravels) {
+  for (const int64_t state_slot_bytes : {0, 1024}) {
+    SCOPED_TRACE(testing::Message() << state_slot_bytes << " bytes of state");
+    PairOptions options = Options();
+    options.network.state_slot_bytes = state_slot_bytes;
+    if (state_slot_bytes == 0) options.num_state_slots = 0;
+    options.num_blocks = 30;
+    options.device_memory = true;
+    ExpectManyAtOnce(options);
   }
 }
 

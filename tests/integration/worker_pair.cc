@@ -10,6 +10,7 @@
 #include "grpcpp/grpcpp.h"
 #include "status/check.h"
 #include "status/grpc_status.h"
+#include "tests/fakes/device_engine.h"
 #include "worker/worker_metrics.h"
 #include "worker/worker_runtime.h"
 
@@ -33,8 +34,10 @@ worker::WorkerOptions OptionsOf(const PairOptions& options) {
 }
 
 std::unique_ptr<worker::WorkerRuntime> StartRuntime(const PairOptions& options) {
-  auto runtime = worker::StartRuntime(
-      OptionsOf(options), [&options] { return fakes::CreateRollingEngine(options.network); });
+  auto runtime = worker::StartRuntime(OptionsOf(options), [&options] {
+    std::unique_ptr<engine::Engine> engine = fakes::CreateRollingEngine(options.network);
+    return options.device_memory ? fakes::WithDeviceMemory(std::move(engine)) : std::move(engine);
+  });
   FERRY_CHECK(runtime.ok()) << runtime.status();
   return *std::move(runtime);
 }

@@ -32,6 +32,7 @@ struct PairOptions {
   int32_t snapshot_blocks = 2;
   int32_t chunk_tokens = 100;
   std::string links = "shm,tcp";
+  bool device_memory = false;  // tests/fakes/device_engine.h
 };
 
 // A request as the router would send it.
