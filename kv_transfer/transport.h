@@ -104,7 +104,7 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  virtual std::vector<LinkAddress> addresses() const = 0;
+  virtual std::vector<LinkAddress> addresses() const = 0;  // may change: ask before each handshake
 
   // Memory that will be sent from or received into.  Must outlive the transport.
   virtual absl::Status Register(absl::Span<std::byte> region) = 0;

@@ -124,56 +124,45 @@ UcxLinks::EndpointPtr UcxLinks::FindOrExpose(UcxWorker* worker, ucp_ep_h reply,
   return Open(NewEndpoint(worker), reply);
 }
 
-void UcxLinks::CloseEndpoint(const EndpointPtr& endpoint) {
-  if (endpoint->closed) return;
-  endpoint->closed = true;
-  const EndpointPtr keep = endpoint;
-  endpoints_.erase(endpoint->handle);
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
-  const ucs_status_ptr_t request = ucp_ep_close_nbx(keep->handle, &param);
-  if (!UCS_PTR_IS_PTR(request)) return;  // done at once
-  keep->close_request = request;
-  closing_.push_back(keep);
-}
-
 // Requests of the transport.
 
-void UcxLinks::Connect(const Epoch& peer, UcxWorker* worker, const LinkAddress& address,
-                       Answer answer) {
+void UcxLinks::Make(Attempt attempt) {
+  if (attempt.worker->blocked()) {
+    postponed_.push_back(std::move(attempt));
+    return;
+  }
+  const Epoch peer = attempt.peer;
   if (const auto it = links_.find(peer); it != links_.end()) {
-    Entry& entry = it->second;
-    switch (entry.link->state()) {
+    Waiting& waiting = it->second.waiting;
+    switch (it->second.link->state()) {
       case UcxLink::State::kUp:
-        answer(absl::OkStatus());
+        attempt.answer(absl::OkStatus());
         break;
       case UcxLink::State::kConnecting:
-        entry.waiting.connected.push_back(std::move(answer));
+        waiting.connected.push_back(std::move(attempt));
         break;
       case UcxLink::State::kClosing:
-        entry.waiting.reconnect.push_back(
-            [this, peer, worker, address, answer = std::move(answer)] {
-              Connect(peer, worker, address, answer);
-            });
+        waiting.reconnect.push_back(std::move(attempt));
         break;
     }
     return;
   }
-  EndpointPtr endpoint = NewEndpoint(worker);
-  const auto handle = worker->ConnectTo(address, &UcxLinks::OnError, endpoint.get());
+  EndpointPtr endpoint = NewEndpoint(attempt.worker);
+  const auto handle =
+      attempt.worker->ConnectTo(attempt.address, &UcxLinks::OnError, endpoint.get());
   if (!handle.ok()) {
-    answer(handle.status());
+    attempt.answer(handle.status());
     return;
   }
   Open(endpoint, *handle);
   UcxLink* const link = StartLink(peer);
   link->Add(endpoint);
-  links_.at(peer).waiting.connected.push_back(std::move(answer));
+  links_.at(peer).waiting.connected.push_back(std::move(attempt));
   SendHello(endpoint, LinkHello::Kind::kHello, peer, link->session(), 0);
 }
 
 void UcxLinks::CancelConnect(const Epoch& peer) {
+  std::erase_if(postponed_, [&](const Attempt& attempt) { return attempt.peer == peer; });
   const auto it = links_.find(peer);
   if (it == links_.end()) return;
   Entry& entry = it->second;
@@ -201,15 +190,6 @@ void UcxLinks::Fence(const Epoch& peer, const absl::Status& cause, std::function
   }
   it->second.waiting.fenced.push_back(std::move(answer));
   CloseLink(it->second, cause);
-}
-
-void UcxLinks::CloseAll() {
-  for (auto& [peer, entry] : links_) {
-    entry.waiting.reconnect.clear();
-    entry.waiting.hellos.clear();
-    CloseLink(entry, absl::UnavailableError("this process closes its transport"));
-  }
-  shut_ = true;
 }
 
 std::string UcxLinks::LinkName(const Epoch& peer) const {
@@ -319,71 +299,9 @@ void UcxLinks::HandleRefusal(const EndpointPtr& endpoint, const LinkHello& answe
 }
 
 void UcxLinks::AnswerConnects(Entry& entry, absl::StatusCode code, const std::string& message) {
-  for (const Answer& answer : std::exchange(entry.waiting.connected, {})) {
-    answer(absl::Status(code, message));
+  for (const Attempt& attempt : std::exchange(entry.waiting.connected, {})) {
+    attempt.answer(absl::Status(code, message));
   }
-}
-
-void UcxLinks::CloseLink(Entry& entry, const absl::Status& cause) {
-  if (entry.link->state() == UcxLink::State::kClosing) return;
-  ++num_closing_links_;
-  entry.link->StartClosing(absl::Status(cause.code(), cause.message()));
-  AnswerConnects(entry, absl::StatusCode::kUnavailable, std::string(cause.message()));
-  for (const EndpointPtr& endpoint : entry.link->endpoints()) {
-    // On shared memory a forced close tells the peer nothing.
-    if (endpoint->worker->kind() == "shm" && endpoint->confirmed && !endpoint->failed) {
-      SendHello(endpoint, LinkHello::Kind::kGoodbye, entry.link->peer(), entry.link->session(),
-                entry.link->peer_session);
-    }
-    CloseEndpoint(endpoint);
-  }
-}
-
-void UcxLinks::HandleErrors() {
-  std::vector<EndpointPtr> failed;
-  for (const auto& [handle, endpoint] : endpoints_) {
-    if (endpoint->failed) failed.push_back(endpoint);
-  }
-  for (const EndpointPtr& endpoint : failed) {
-    if (endpoint->link != nullptr) {
-      CloseLink(links_.at(endpoint->link->peer()),
-                absl::UnavailableError(absl::StrCat("ucx ", endpoint->worker->kind(), ": ",
-                                                    ucs_status_string(endpoint->error))));
-    } else {
-      CloseEndpoint(endpoint);
-    }
-  }
-}
-
-bool UcxLinks::FinishClosed() {
-  const size_t num_before = closing_.size() + num_closing_links_;
-  std::erase_if(closing_, [](const EndpointPtr& endpoint) {
-    if (ucp_request_check_status(endpoint->close_request) == UCS_INPROGRESS) return false;
-    ucp_request_free(endpoint->close_request);
-    return true;
-  });
-  std::vector<Entry> finished;
-  for (auto it = links_.begin(); num_closing_links_ > 0 && it != links_.end();) {
-    const UcxLink* const link = it->second.link.get();
-    const bool done = link->state() == UcxLink::State::kClosing && link->drained() &&
-                      std::none_of(closing_.begin(), closing_.end(),
-                                   [&](const EndpointPtr& one) { return one->link == link; });
-    if (!done) {
-      ++it;
-      continue;
-    }
-    finished.push_back(std::move(it->second));
-    it = links_.erase(it);
-    --num_closing_links_;
-  }
-  for (Entry& entry : finished) {
-    const UcxLink& link = *entry.link;
-    if (link.was_up() && sink_ != nullptr) sink_->OnPeerLost(link.peer(), link.cause());
-    for (const auto& answer : entry.waiting.fenced) answer();
-    for (const Hello& hello : entry.waiting.hellos) HandleHello(hello);
-    for (const auto& reconnect : entry.waiting.reconnect) reconnect();
-  }
-  return closing_.size() + num_closing_links_ != num_before;
 }
 
 bool UcxLinks::Advance() {

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -42,7 +43,9 @@ class UcxLinks {
   // Answers OK when the process with epoch `peer` has answered over a new endpoint (or at once if
   // it is connected), kUnavailable when that fails.  A process that never answers: see
   // CancelConnect.
-  void Connect(const Epoch& peer, UcxWorker* worker, const LinkAddress& address, Answer answer);
+  void Connect(const Epoch& peer, UcxWorker* worker, const LinkAddress& address, Answer answer) {
+    Make({peer, worker, address, std::move(answer)});
+  }
   // Gives up a connection that is still being made; its Connect is answered.
   void CancelConnect(const Epoch& peer);
 
@@ -52,6 +55,12 @@ class UcxLinks {
   // Closes the link and answers when it has drained; at once if there is none.
   void Fence(const Epoch& peer, const absl::Status& cause, std::function<void()> answer);
   void CloseAll();
+
+  // Closes all that runs over `worker`; true when nothing of it is left and it can be renewed.
+  // Meanwhile Connects over it wait.
+  bool Leave(UcxWorker* worker);
+  // Goes on with the Connects that waited for `worker`; `status` is what its renewal has given.
+  void Resume(UcxWorker* worker, const absl::Status& status);
 
   // Acts on what the callbacks noted.  True if there was anything.
   bool Advance();
@@ -65,11 +74,17 @@ class UcxLinks {
     std::weak_ptr<UcxEndpoint> endpoint;  // the one it came over; may be closed by now
     LinkHello hello;
   };
+  struct Attempt {  // a Connect
+    Epoch peer;
+    UcxWorker* worker;
+    LinkAddress address;
+    Answer answer;
+  };
   struct Waiting {  // for what happens to one link
-    std::vector<Answer> connected;
+    std::vector<Attempt> connected;
     std::vector<std::function<void()>> fenced;
-    std::vector<Hello> hellos;                     // of the peer's next link
-    std::vector<std::function<void()>> reconnect;  // Connects to make when this link is gone
+    std::vector<Hello> hellos;       // of the peer's next link
+    std::vector<Attempt> reconnect;  // to make when this link is gone
   };
   struct Entry {
     std::unique_ptr<UcxLink> link;
@@ -85,6 +100,7 @@ class UcxLinks {
 
   using EndpointPtr = std::shared_ptr<UcxEndpoint>;
 
+  void Make(Attempt attempt);
   EndpointPtr NewEndpoint(UcxWorker* worker);
   EndpointPtr Open(EndpointPtr endpoint, ucp_ep_h handle);
   EndpointPtr FindOrExpose(UcxWorker* worker, ucp_ep_h reply, absl::Span<const std::byte> address);
@@ -111,6 +127,7 @@ class UcxLinks {
   std::vector<EndpointPtr> closing_;
   std::vector<Hello> hellos_;             // noted by callbacks
   std::vector<EndpointPtr> superfluous_;  // opened beside the one that was meant
+  std::vector<Attempt> postponed_;        // until their worker is renewed
   bool shut_ = false;                     // CloseAll was called: nobody is let in any more
   bool error_noted_ = false;              // some endpoint has failed
 };

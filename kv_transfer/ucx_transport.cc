@@ -29,6 +29,8 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(50);
 // It wakes at least so often: UCX sends its keepalives only while it is progressed.
 constexpr int kTickMs = 100;
+// Between two tries to renew a worker.
+constexpr auto kRenewalPause = std::chrono::seconds(1);
 
 // An answer of the progress thread that a caller waits for.  Shared, because the caller may give up
 // first.
@@ -67,6 +69,7 @@ class UcxTransport final : public Transport {
       workers_.push_back(std::move(worker));
     }
     if (workers_.empty()) return absl::InvalidArgumentError("no link kinds");
+    TakeAddresses();
     thread_ = std::thread([this] { Run(); });
     thread_id_ = thread_.get_id();
     return absl::OkStatus();
@@ -79,9 +82,8 @@ class UcxTransport final : public Transport {
   }
 
   std::vector<LinkAddress> addresses() const override {
-    std::vector<LinkAddress> addresses;
-    for (const auto& worker : workers_) addresses.push_back(worker->address());
-    return addresses;
+    std::lock_guard lock(mutex_);
+    return addresses_;
   }
 
   absl::Status Register(absl::Span<std::byte> region) override {
@@ -226,7 +228,7 @@ class UcxTransport final : public Transport {
     std::vector<std::pair<UcxWorker*, LinkAddress>> ways;  // our order, best first
     for (const auto& worker : workers_) {
       for (const LinkAddress& address : peer_addresses) {
-        const bool same_host = address.host_id == worker->address().host_id;
+        const bool same_host = address.host_id == worker->host_id();
         if (address.kind == worker->kind() && (address.kind != "shm" || same_host)) {
           ways.emplace_back(worker.get(), address);
         }
@@ -261,20 +263,41 @@ class UcxTransport final : public Transport {
     Clock::time_point last_work = Clock::now();
     bool closing = false;
     while (true) {
+      const Clock::time_point now = Clock::now();
       bool worked = RunCommands();
-      for (const auto& worker : workers_) worked |= ucp_worker_progress(worker->handle()) != 0;
+      for (const auto& worker : workers_) worked |= worker->Progress(now);
       worked |= links_.Advance();
+      for (const auto& worker : workers_) {
+        if (worker->blocked() && !closing) worked |= Renew(worker.get(), now);
+      }
       if (stop_ && !has_commands_) {
         if (!closing) links_.CloseAll();
         closing = true;
         if (links_.empty()) return;
       }
-      const Clock::time_point now = Clock::now();
       if (worked) {
         last_work = now;
       } else if (now - last_work > kSpin) {
         Sleep();
       }
+    }
+  }
+
+  // Moves a worker whose queue is blocked to a new one.  Blocks for some milliseconds.
+  bool Renew(UcxWorker* worker, Clock::time_point now) {
+    if (!links_.Leave(worker) || now < next_renewal_) return false;
+    next_renewal_ = now + kRenewalPause;
+    const absl::Status status = worker->Renew();
+    TakeAddresses();
+    links_.Resume(worker, status);
+    return true;
+  }
+
+  void TakeAddresses() {
+    std::lock_guard lock(mutex_);
+    addresses_.clear();
+    for (const auto& worker : workers_) {
+      if (worker->handle() != nullptr) addresses_.push_back(worker->address());
     }
   }
 
@@ -286,6 +309,7 @@ class UcxTransport final : public Transport {
     bool may_sleep = !has_commands_;
     for (const auto& worker : workers_) {
       if (!may_sleep) break;
+      if (worker->handle() == nullptr) continue;
       // Busy: something arrived since the last progress.
       may_sleep = ucp_worker_arm(worker->handle()) == UCS_OK;
       waits.push_back({.fd = worker->event_fd(), .events = POLLIN, .revents = 0});
@@ -303,8 +327,10 @@ class UcxTransport final : public Transport {
   UcxLinks links_;                                   // the progress thread's
   std::vector<std::unique_ptr<UcxWorker>> workers_;  // best kind first; the progress thread's
   std::vector<pollfd> poll_;                         // the progress thread's
+  Clock::time_point next_renewal_;                   // the progress thread's
   int event_fd_ = -1;
-  mutable std::mutex mutex_;  // guards commands_ and accepting_
+  mutable std::mutex mutex_;  // guards addresses_, commands_ and accepting_
+  std::vector<LinkAddress> addresses_;
   mutable std::vector<std::function<void()>> commands_;
   bool accepting_ = true;
   mutable std::atomic<bool> has_commands_{false};

@@ -1,6 +1,6 @@
 // UcxTransport: Transport over UCX active messages with rendezvous (DESIGN.md section 5).
 //
-// One UCX context per link kind ("shm,self" and "tcp"; "rc" where devices exist), one worker each,
+// One UCX context per link kind ("shm" and "tcp"; "rc" where devices exist), one worker each,
 // one progress thread for all: it spins for at most 50 us and then sleeps on UCX's event
 // descriptors.
 

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kv_transfer/inbox_probe.h"
 #include "kv_transfer/transport.h"
 #include "kv_transfer/ucx_transport.h"
 
@@ -26,6 +27,7 @@ namespace kv_transfer {
 // Ids of UCX active messages.
 inline constexpr unsigned kHelloAm = 1;    // link_hello.h, then the speaker's worker address
 inline constexpr unsigned kMessageAm = 2;  // message_header.h, then the data
+inline constexpr unsigned kProbeAm = 3;    // inbox_probe.h; empty
 
 class UcxWorker {
  public:
@@ -45,11 +47,23 @@ class UcxWorker {
   UcxWorker(const UcxWorker&) = delete;
   UcxWorker& operator=(const UcxWorker&) = delete;
 
-  ucp_worker_h handle() const { return worker_; }
-  void* user_data() const { return user_data_; }
-  const std::string& kind() const { return address_.kind; }
-  int event_fd() const { return event_fd_; }
+  void* user_data() const { return handlers_.user_data; }
+  const std::string& kind() const { return kind_; }        // from any thread
+  const std::string& host_id() const { return host_id_; }  // from any thread
   const LinkAddress& address() const { return address_; }
+
+  // Null after a Renew that failed; then Progress does nothing and no endpoint can be created.
+  ucp_worker_h handle() const { return worker_; }
+  int event_fd() const { return event_fd_; }
+
+  // One call of UCX's progress.  True if there was anything to do.
+  bool Progress(InboxProbe::Clock::time_point now);
+
+  // Nothing arrives here any more (inbox_probe.h): close all endpoints, then Renew.
+  bool blocked() const { return blocked_; }
+  // Begins again with a context and worker of its own, at another address.
+  // REQUIRES: no endpoint is left.  Errors: as of Create; blocked() stays true, try again later.
+  absl::Status Renew();
 
   // Registers memory where the link profits from it (RDMA).
   absl::Status Register(absl::Span<std::byte> region);
@@ -67,19 +81,26 @@ class UcxWorker {
   std::string LinkName(ucp_ep_h endpoint) const;
 
  private:
-  UcxWorker() = default;
-  absl::Status Init(const UcxOptions& options, const Handlers& handlers);
-  absl::Status Listen(const UcxOptions& options, const Handlers& handlers);
+  UcxWorker(const std::string& kind, const UcxOptions& options, const Handlers& handlers);
+  absl::Status Init();
+  absl::Status Listen();
+  absl::Status SetHandlers();
+  void Destroy();
   absl::StatusOr<ucp_ep_h> CreateEndpoint(ucp_ep_params_t params, ucp_err_handler_cb_t on_error,
                                           void* on_error_arg);
 
+  const std::string kind_;
+  const std::string host_id_;
+  const UcxOptions options_;
+  const Handlers handlers_;
   LinkAddress address_;
-  void* user_data_ = nullptr;
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   ucp_listener_h listener_ = nullptr;
   int event_fd_ = -1;
   std::vector<ucp_mem_h> registered_;
+  InboxProbe probe_;  // of shared memory
+  bool blocked_ = false;
 };
 
 }  // namespace kv_transfer

@@ -21,7 +21,7 @@ import time
 
 # What kv_transfer/ucx_worker.cc sets, by UCX's full names.
 SETTINGS = {
-    "shm": {"UCX_TLS": "shm,self", "UCX_MM_ERROR_HANDLING": "y", "UCX_CMA_MEMORY_INVALIDATE": "y",
+    "shm": {"UCX_TLS": "shm", "UCX_MM_ERROR_HANDLING": "y", "UCX_CMA_MEMORY_INVALIDATE": "y",
             "UCX_RNDV_SCHEME": "get_zcopy"},
     "tcp": {"UCX_TLS": "tcp", "UCX_TCP_PUT_ENABLE": "n", "UCX_ZCOPY_THRESH": "inf",
             "UCX_TCP_TX_SEG_SIZE": "512K", "UCX_TCP_RX_SEG_SIZE": "512K"},

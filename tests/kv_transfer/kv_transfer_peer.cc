@@ -8,6 +8,8 @@
 //   expect ID BLOCKS BYTES SEED    -> expecting, and later: ended CODE NUM_BLOCKS
 //   announce ID BLOCKS BYTES       -> announce CODE
 //   fence EPOCH                    -> fence CODE
+//   tear SIGNAL EPOCH KIND ...     -> tear OK, if it lives so long: it sends itself the signal in
+//                                     the middle of a message (torn_message.h)
 //
 // Byte strings are in hex, "-" is empty, CODE is a canonical status code.
 
@@ -21,6 +23,7 @@
 #include "kv_transfer/ucx_transport.h"
 #include "tests/kv_transfer/peer_process.h"
 #include "tests/kv_transfer/side.h"
+#include "tests/kv_transfer/torn_message.h"
 
 namespace kv_transfer {
 namespace {
@@ -114,6 +117,10 @@ int Main(const std::string& kind) {
       const absl::Status status =
           side.transport->Fence(*Epoch::FromBytes(FromHex(epoch_hex)), absl::Seconds(10));
       Answer("fence " + std::string(absl::StatusCodeToString(status.code())));
+    } else if (command == "tear") {
+      int signal = 0;
+      words >> signal;
+      Answer(TearMessage(ParseAddress(words).second, signal) ? "tear OK" : "tear failed");
     } else {
       Answer("unknown command " + command);
     }

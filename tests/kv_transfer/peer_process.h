@@ -110,8 +110,14 @@ class PeerProcess {
   }
   void Stop() {
     kill(pid_, SIGSTOP);
+    AwaitSignal();
+  }
+  // Until it really stands still, or is dead.  False: it ended in another way.
+  bool AwaitSignal() {
     int status = 0;
-    waitpid(pid_, &status, WUNTRACED);  // until it really stands still
+    waitpid(pid_, &status, WUNTRACED);
+    if (!WIFSTOPPED(status)) pid_ = 0;
+    return WIFSTOPPED(status) || WIFSIGNALED(status);
   }
   void Continue() { kill(pid_, SIGCONT); }
   // Kills and reaps it: an unreaped process on shared memory would count as alive.

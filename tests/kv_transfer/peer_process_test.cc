@@ -223,6 +223,70 @@ TEST_P(PeerProcessTest, PeerThatFencesUsIsNoticed) {
   ReceiveAll(7);
 }
 
+// Over shared memory all peers share one queue of ours.
+class SharedQueueTest : public PeerProcessTest {
+ protected:
+  // Another process takes a place in our queue, and the signal keeps it from filling it.
+  std::unique_ptr<PeerProcess> BlockQueue(int signal) {
+    auto other = std::make_unique<PeerProcess>(GetParam());
+    other->Tell("tear " + std::to_string(signal) + " " +
+                FormatAddress(side_->epoch, side_->transport->addresses().front()));
+    EXPECT_TRUE(other->AwaitSignal()) << "its message was not torn";
+    return other;
+  }
+  void ANewcomerSends(uint64_t seed) {
+    const std::unique_ptr<PeerProcess> before = std::move(peer_);
+    peer_ = std::make_unique<PeerProcess>(GetParam());
+    Connect();
+    if (!HasFatalFailure()) ReceiveAll(seed);
+  }
+};
+
+TEST_P(SharedQueueTest, ProcessKilledInAMessageKeepsNobodyFromSending) {
+  for (int round = 0; round < Rounds(); ++round) {
+    SCOPED_TRACE(testing::Message() << "round " << round);
+    const absl::Time start = absl::Now();
+    BlockQueue(SIGKILL);
+    // Behind the empty place.
+    const auto ended = StartReceiving(1).Wait();
+    ASSERT_TRUE(ended.has_value()) << "the transfer never ends";
+    EXPECT_EQ(ended->status.code(), StatusCode::kAborted) << ended->status;
+    EXPECT_EQ(destination_->Foreign(), 0);
+    Connect();
+    if (HasFatalFailure()) return;
+    ReceiveAll(2);
+    if (HasFatalFailure()) return;
+    std::printf("received %.0f ms after the kill\n",
+                absl::ToDoubleMilliseconds(absl::Now() - start));
+  }
+}
+
+TEST_P(SharedQueueTest, NewcomerWithTheBlockedQueuesAddressConnects) {
+  BlockQueue(SIGKILL);
+  ANewcomerSends(3);
+}
+
+TEST_P(SharedQueueTest, ProcessStoppedInAMessageKeepsNobodyFromSending) {
+  const std::unique_ptr<PeerProcess> stopped = BlockQueue(SIGSTOP);
+  ANewcomerSends(4);
+  if (HasFatalFailure()) return;
+  // It fills its place at last, where nobody looks any more.
+  stopped->Continue();
+  EXPECT_EQ(stopped->Read("tear "), "OK");
+  ReceiveAll(5);
+}
+
+TEST_P(SharedQueueTest, QueueThatWorksIsKept) {
+  const std::string address = side_->transport->addresses().front().worker_address;
+  for (uint64_t seed = 1; seed <= 3; ++seed) ReceiveAll(seed);
+  peer_->Kill();
+  EXPECT_TRUE(side_->transport->WaitForLost(1));
+  EXPECT_EQ(side_->transport->addresses().front().worker_address, address);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ucx, SharedQueueTest, testing::Values("shm"),
+                         [](const auto& info) { return info.param; });
+
 INSTANTIATE_TEST_SUITE_P(Ucx, PeerProcessTest, testing::Values("shm", "tcp"),
                          [](const auto& info) { return info.param; });
 
