@@ -1,9 +1,10 @@
 #include "cli/bench_command.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <fstream>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,10 +15,9 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "cli/latency_stats.h"
+#include "cli/load_report.h"
 #include "cli/router_flags.h"
 #include "client/ferry_client.h"
 #include "ferry/v1/inference.pb.h"
@@ -34,23 +34,11 @@ struct Options {
   int32_t input_tokens = 128;
   int32_t output_tokens = 32;
   double temperature = 0;
+  double request_rate = 0;  // a second; 0: closed loop
+  ServiceLevel level;
+  std::string json_path;
   std::optional<uint64_t> seed;  // absent: drawn, so that a second run finds nothing in caches
   double ready_timeout_s = 10;
-};
-
-// What one request's user saw.
-struct Measured {
-  double ttft_ms = 0;
-  double tpot_ms = 0;  // per token after the first message; 0 without any
-  double total_ms = 0;
-  uint32_t num_tokens = 0;
-};
-
-// What all threads found; each takes the mutex once a request.
-struct Findings {
-  std::mutex mutex;  // guards the two below
-  std::vector<Measured> good;
-  std::map<std::string, int32_t> failures;  // by code and message
 };
 
 // Prompts are random ids, different for each request, so that no cache helps.
@@ -72,24 +60,41 @@ ferry::v1::GenerateRequest MakeRequest(const Options& options, const ferry::v1::
   return request;
 }
 
-absl::StatusOr<Measured> RunOne(ferry::Client& client, const ferry::v1::GenerateRequest& request) {
-  Measured measured;
-  const absl::Time start = absl::Now();
+// When each request is due after the start: a Poisson process, the same for equal seeds.
+std::vector<absl::Duration> Arrivals(const Options& options, uint64_t seed) {
+  std::vector<absl::Duration> due(options.requests, absl::ZeroDuration());
+  if (options.request_rate <= 0) return due;
+  std::mt19937_64 random(seed);
+  std::exponential_distribution<double> gap(options.request_rate);
+  double at = 0;
+  for (absl::Duration& one : due) one = absl::Seconds(at += gap(random));
+  return due;
+}
+
+// `due`: when the request's user began to wait.
+absl::StatusOr<MeasuredRequest> RunOne(ferry::Client& client,
+                                       const ferry::v1::GenerateRequest& request, absl::Time due) {
+  MeasuredRequest measured;
   absl::Time first, last;
   uint32_t first_tokens = 0;  // of the first message; the time per token is that of the others
   RETURN_IF_ERROR(client.Generate(request, [&](const ferry::v1::GenerateResponse& response) {
-    if (response.token_ids().empty()) return true;
-    last = absl::Now();
+    const int tokens = response.token_ids_size();
+    if (tokens == 0) return true;
+    const absl::Time now = absl::Now();
     if (measured.num_tokens == 0) {
-      first = last;
-      first_tokens = response.token_ids_size();
+      first = now;
+      first_tokens = tokens;
+    } else {
+      const double each = absl::ToDoubleMilliseconds(now - last) / tokens;
+      measured.itl_ms.insert(measured.itl_ms.end(), tokens, each);
     }
-    measured.num_tokens += response.token_ids_size();
+    last = now;
+    measured.num_tokens += tokens;
     return true;
   }));
-  measured.total_ms = absl::ToDoubleMilliseconds(absl::Now() - start);
+  measured.total_ms = absl::ToDoubleMilliseconds(absl::Now() - due);
   if (measured.num_tokens == 0) return absl::DataLossError("the stream had no tokens");
-  measured.ttft_ms = absl::ToDoubleMilliseconds(first - start);
+  measured.ttft_ms = absl::ToDoubleMilliseconds(first - due);
   if (measured.num_tokens > first_tokens) {
     measured.tpot_ms =
         absl::ToDoubleMilliseconds(last - first) / (measured.num_tokens - first_tokens);
@@ -97,12 +102,13 @@ absl::StatusOr<Measured> RunOne(ferry::Client& client, const ferry::v1::Generate
   return measured;
 }
 
-void PrintTimes(const char* what, const std::vector<Measured>& all, double Measured::*member) {
-  std::vector<double> values;
-  for (const Measured& one : all) values.push_back(one.*member);
-  const LatencyStats stats = Summarize(std::move(values));
-  std::cout << absl::StrFormat("%-10s mean %9.2f  median %9.2f  p99 %9.2f\n", what, stats.mean,
-                               stats.median, stats.p99);
+absl::StatusOr<ferry::v1::ModelCard> FindModel(ferry::Client& client, const std::string& name) {
+  ASSIGN_OR_RETURN(const auto models, client.ListModels());
+  for (const auto& card : models) {
+    if (name.empty() ? models.size() == 1 : card.name() == name) return card;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("the router serves ", models.size(), " models: choose one with --model"));
 }
 
 absl::Status Run(const Options& options) {
@@ -110,56 +116,51 @@ absl::Status Run(const Options& options) {
   RETURN_IF_ERROR(ExplainConnection(
       client->WaitUntilReady(options.model, absl::Seconds(options.ready_timeout_s)),
       options.client));
-  ASSIGN_OR_RETURN(const auto models, client->ListModels());
-  const ferry::v1::ModelCard* model = nullptr;
-  for (const auto& card : models) {
-    if (options.model.empty() ? models.size() == 1 : card.name() == options.model) model = &card;
-  }
-  if (model == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the router serves ", models.size(), " models: choose one with --model"));
+  ASSIGN_OR_RETURN(const ferry::v1::ModelCard model, FindModel(*client, options.model));
+  std::ofstream json;
+  if (!options.json_path.empty()) {
+    json.open(options.json_path);
+    if (!json) return absl::InvalidArgumentError(absl::StrCat("cannot write ", options.json_path));
   }
 
-  const uint64_t seed = options.seed.value_or(uint64_t{std::random_device()()});
-  Findings findings;
+  LoadReport report{.model = model.name(),
+                    .num_requests = options.requests,
+                    .input_tokens = options.input_tokens,
+                    .output_tokens = options.output_tokens,
+                    .concurrency = options.concurrency,
+                    .request_rate = options.request_rate,
+                    .seed = options.seed.value_or(uint64_t{std::random_device()()}),
+                    .level = options.level};
+  const std::vector<absl::Duration> arrivals = Arrivals(options, report.seed);
+  std::mutex mutex;  // guards the report's findings; taken once a request
   std::atomic<int32_t> next{0};
   const absl::Time start = absl::Now();
   std::vector<std::thread> threads;
-  for (int32_t t = 0; t < options.concurrency; ++t) {
+  for (int32_t t = 0; t < std::min(options.concurrency, options.requests); ++t) {
     threads.emplace_back([&] {
       for (int32_t number; (number = next++) < options.requests;) {
-        const auto measured = RunOne(*client, MakeRequest(options, *model, seed, number));
-        const std::lock_guard<std::mutex> lock(findings.mutex);
+        const ferry::v1::GenerateRequest request = MakeRequest(options, model, report.seed, number);
+        const absl::Time due = options.request_rate > 0 ? start + arrivals[number] : absl::Now();
+        absl::SleepFor(due - absl::Now());
+        auto measured = RunOne(*client, request, due);
+        const std::lock_guard<std::mutex> lock(mutex);
         if (measured.ok()) {
-          findings.good.push_back(*measured);
+          report.good.push_back(*std::move(measured));
         } else {
-          ++findings.failures[absl::StatusCodeToString(measured.status().code()) + ": " +
-                              std::string(measured.status().message())];
+          ++report.failures[absl::StatusCodeToString(measured.status().code()) + ": " +
+                            std::string(measured.status().message())];
         }
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  report.seconds = absl::ToDoubleSeconds(absl::Now() - start);
 
-  int64_t num_tokens = 0;
-  int32_t num_failed = 0;
-  for (const Measured& one : findings.good) num_tokens += one.num_tokens;
-  for (const auto& [what, count] : findings.failures) num_failed += count;
-  std::cout << absl::StrFormat(
-      "%s: %d requests of %d in, %d out, %d at a time: %d good, %d failed, %.2f s, seed %u\n",
-      model->name(), options.requests, options.input_tokens, options.output_tokens,
-      options.concurrency, findings.good.size(), num_failed, seconds, seed);
-  PrintTimes("TTFT ms", findings.good, &Measured::ttft_ms);
-  PrintTimes("TPOT ms", findings.good, &Measured::tpot_ms);
-  PrintTimes("total ms", findings.good, &Measured::total_ms);
-  std::cout << absl::StrFormat(
-      "throughput %.2f requests/s, %.1f output tokens/s, %.1f tokens/s in and out\n",
-      findings.good.size() / seconds, num_tokens / seconds,
-      (num_tokens + int64_t{options.input_tokens} * static_cast<int64_t>(findings.good.size())) /
-          seconds);
-  for (const auto& [what, count] : findings.failures) std::cout << count << " x " << what << "\n";
-  if (num_failed > 0) return absl::InternalError(absl::StrCat(num_failed, " requests failed"));
+  std::cout << report.Text();
+  if (json.is_open()) json << report.Json() << "\n";
+  if (report.num_failed() > 0) {
+    return absl::InternalError(absl::StrCat(report.num_failed(), " requests failed"));
+  }
   return absl::OkStatus();
 }
 
@@ -167,19 +168,29 @@ absl::Status Run(const Options& options) {
 
 void AddBenchCommand(CLI::App& app, absl::Status* result) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = app.add_subcommand("bench", "Measure a running system with a closed loop");
+  CLI::App* command = app.add_subcommand("bench", "Measure a running system under load");
   const auto add = [command](const char* flag, auto& field, const char* help) {
     return command->add_option(flag, field, help)->capture_default_str();
   };
   add("--address", options->client.address, "host:port of the router")->required();
   AddTlsFlags(*command, &options->client);
   add("--model", options->model, "Served model; may be left out when there is one");
-  add("--concurrency", options->concurrency, "Requests at a time")->check(CLI::Range(1, 4096));
+  add("--concurrency", options->concurrency, "Requests at a time, at most")
+      ->check(CLI::Range(1, 4096));
+  add("--request_rate", options->request_rate,
+      "Requests a second at random times (Poisson); 0: as soon as one of --concurrency has ended")
+      ->check(CLI::Range(0.0, 1e6));
   add("--requests", options->requests, "Requests in all")->check(CLI::Range(1, 100'000'000));
   add("--input_tokens", options->input_tokens, "Random ids a prompt")
       ->check(CLI::Range(1, 1 << 24));
   add("--output_tokens", options->output_tokens, "Tokens a request")->check(CLI::Range(1, 1 << 24));
   add("--temperature", options->temperature, "0: greedy");
+  add("--slo_ttft_ms", options->level.ttft_ms,
+      "Goodput counts requests with at most this time to the first token; 0: any")
+      ->check(CLI::Range(0.0, 1e9));
+  add("--slo_tpot_ms", options->level.tpot_ms, "... and with this time a further token; 0: any")
+      ->check(CLI::Range(0.0, 1e9));
+  command->add_option("--json", options->json_path, "File that receives the numbers as JSON");
   command->add_option("--seed", options->seed, "Of prompts and sampling; default: drawn");
   add("--ready_timeout_s", options->ready_timeout_s, "Until the model must be ready");
   command->callback([options, result] { *result = Run(*options); });
