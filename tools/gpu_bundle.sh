@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Packs what a GPU machine needs to check a build of this tree, with every library it uses:
 #   ./tools/gpu_bundle.sh BUILD_DIR OUT.tar.gz      (a build of the cuda preset)
-# There: tar xzf OUT.tar.gz && ./ferry-gpu/gpu_check.sh
+# There: tar xzf OUT.tar.gz && ./ferry-gpu/gpu_check.sh, and gpu_serving.py --bin bin --model models/deepseek-v2-lite
 set -euo pipefail
 [ $# -eq 2 ] || { echo "usage: $0 BUILD_DIR OUT.tar.gz" >&2; exit 2; }
 build=$(realpath "$1")
@@ -12,7 +12,7 @@ trap 'rm -rf "$work"' EXIT
 bundle=$work/ferry-gpu
 mkdir -p "$bundle/bin" "$bundle/lib"
 
-programs=(ferry cuda_kernels_test)
+programs=(ferry ferry-router ferry-prefill ferry-decode cuda_kernels_test engine_speed)
 for program in "${programs[@]}"; do
   [ -x "$build/bin/$program" ] || [ -n "$(find "$build" -name "$program" -type f -perm -u+x -print -quit)" ] || {
     echo "gpu_bundle: $program is not built in $build" >&2; exit 1; }
@@ -33,6 +33,7 @@ find "$bundle/lib" -maxdepth 1 -type f -exec patchelf --force-rpath --set-rpath 
 find "$bundle/lib/ucx" -type f -exec patchelf --force-rpath --set-rpath '$ORIGIN/..' {} +
 
 "$tree/tools/unpack_golden.py" "$tree/tests/golden" "$bundle/golden"
-cp "$tree/tools/gpu_check.sh" "$bundle/"
+cp "$tree/tools/gpu_check.sh" "$tree/tools/gpu_serving.py" "$tree/tools/transformers_generation.py" "$bundle/"
+cp -r "$tree/bench/models" "$bundle/models"
 tar czf "$out" -C "$work" ferry-gpu
 echo "$out: $(du -h "$out" | cut -f1)"
