@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "kv_transfer/message_header.h"
 #include "status/check.h"
 
 namespace kv_transfer {
@@ -38,20 +39,20 @@ Arrivals::Piece* Arrivals::Find(const MessageHeader& header) {
 absl::StatusOr<absl::Span<std::byte>> Arrivals::Start(const MessageHeader& header) {
   Piece* const piece = Find(header);
   if (piece == nullptr || header.part >= piece->num_parts) {
-    return absl::OutOfRangeError(
-        absl::StrCat(header.kind == MessageKind::kBlock ? "block " : "state slot ", header.index,
-                     " part ", header.part, " is not reserved, ", num_blocks_, " blocks are"));
+    const bool has_slot = pieces_.size() > static_cast<size_t>(num_blocks_);
+    return absl::OutOfRangeError(absl::StrCat(Cargo(header), " is not reserved, ", num_blocks_,
+                                              " blocks", has_slot ? " and a state slot" : "",
+                                              " are"));
   }
   const size_t offset = static_cast<size_t>(header.part) * kMaxMessageBytes;
   const absl::Span<std::byte> memory = piece->memory.subspan(offset, kMaxMessageBytes);
   if (header.length != memory.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("block ", header.index, " of ", header.length,
+    return absl::InvalidArgumentError(absl::StrCat(Cargo(header), " of ", header.length,
                                                    " bytes, reserved were ", memory.size()));
   }
   Part& part = parts_[piece->first_part + header.part];
   if (part != Part::kExpected) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("block ", header.index, " part ", header.part, " came before"));
+    return absl::AlreadyExistsError(absl::StrCat(Cargo(header), " came before"));
   }
   part = Part::kStarted;
   ++num_started_;
@@ -60,9 +61,9 @@ absl::StatusOr<absl::Span<std::byte>> Arrivals::Start(const MessageHeader& heade
 
 void Arrivals::Finish(const MessageHeader& header, bool arrived) {
   Piece* const piece = Find(header);
-  FERRY_CHECK(piece != nullptr) << "index " << header.index;
+  FERRY_CHECK(piece != nullptr) << Cargo(header);
   Part& part = parts_[piece->first_part + header.part];
-  FERRY_CHECK(part == Part::kStarted) << "block " << header.index << " was not started";
+  FERRY_CHECK(part == Part::kStarted) << Cargo(header) << " was not started";
   --num_started_;
   part = arrived ? Part::kArrived : Part::kFailed;
   if (!arrived) return;

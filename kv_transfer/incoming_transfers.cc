@@ -13,6 +13,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kv_transfer/arrivals.h"
+#include "kv_transfer/message_header.h"
 #include "status/check.h"
 
 namespace kv_transfer {
@@ -208,8 +209,8 @@ class IncomingTransfersImpl final : public IncomingTransfers, public ReceiveSink
         transfer.last_receive = Clock::now();
         transfer.stall_at = After(transfer.last_receive, transfer.spec.stall_timeout);
       } else if (transfer.cause.ok()) {
-        transfer.cause = absl::AbortedError(
-            absl::StrCat("block ", header.index, ": ", std::string(status.message())));
+        transfer.cause =
+            absl::AbortedError(absl::StrCat(Cargo(header), ": ", std::string(status.message())));
         transfer.fence_at = Clock::now();
         wake_.notify_all();
       }

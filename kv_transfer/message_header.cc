@@ -58,4 +58,14 @@ absl::StatusOr<MessageHeader> DecodeMessageHeader(absl::Span<const std::byte> ra
   return header;
 }
 
+std::string Cargo(const MessageHeader& header) {
+  if (header.kind == MessageKind::kHeartbeat) return "heartbeat";
+  // There is one slot: its index says nothing unless it is wrong.
+  std::string cargo = header.kind == MessageKind::kBlock ? absl::StrCat("block ", header.index)
+                      : header.index == 0                ? "state slot"
+                                          : absl::StrCat("state slot ", header.index);
+  if (header.part > 0) absl::StrAppend(&cargo, " part ", header.part);
+  return cargo;
+}
+
 }  // namespace kv_transfer

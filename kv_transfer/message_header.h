@@ -17,6 +17,7 @@
 
 #include <array>
 #include <cstddef>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -34,6 +35,9 @@ WireHeader EncodeMessageHeader(const MessageHeader& header);
 // Errors: kInvalidArgument for another size, magic, version or kind, or a length above
 // kMaxMessageBytes.
 absl::StatusOr<MessageHeader> DecodeMessageHeader(absl::Span<const std::byte> raw);
+
+// What a message carries, for errors: "block 3", "block 3 part 1", "state slot", "heartbeat".
+std::string Cargo(const MessageHeader& header);
 
 }  // namespace kv_transfer
 

@@ -226,5 +226,36 @@ TEST(IncomingTransfersTest, HeartbeatsDoNotHideAStuckReceive) {
   network->ReleaseDelayed();
 }
 
+TEST(IncomingTransfersTest, WhatDidNotArriveIsNamed) {
+  const auto network = CreateLoopbackNetwork();
+  const Epoch epoch = Epoch::Random(), sender = Epoch::Random();
+  Side receiver(epoch, CreateLoopbackTransport(network, epoch));
+  for (const MessageKind kind : {MessageKind::kBlock, MessageKind::kStateSlot}) {
+    Blocks destination(2, 100);
+    IncomingSpec spec = SpecFor(RandomId(), sender, destination);
+    spec.blocks = {destination[0]};
+    spec.state_slot = destination[1];
+    MessageHeader header;
+    header.transfer_id = spec.transfer_id;
+    header.attempt = spec.attempt;
+    header.kind = kind;
+    header.receiver_epoch = epoch;
+    header.length = 100;
+    Promised<IncomingResult> ended;
+    ASSERT_TRUE(receiver.incoming
+                    ->Expect(std::move(spec),
+                             [ended](IncomingResult result) { ended.Set(std::move(result)); })
+                    .ok());
+    // As the transport reports it.
+    ASSERT_TRUE(receiver.transport->OnOffer(sender, header).ok());
+    receiver.transport->OnReceived(sender, header, absl::CancelledError("the endpoint closed"));
+    const auto result = ended.Wait();
+    ASSERT_TRUE(result.has_value());
+    EXPECT_EQ(result->status.message(), kind == MessageKind::kBlock
+                                            ? "block 0: the endpoint closed"
+                                            : "state slot: the endpoint closed");
+  }
+}
+
 }  // namespace
 }  // namespace kv_transfer

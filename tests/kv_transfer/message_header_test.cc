@@ -93,5 +93,20 @@ TEST(EpochTest, GoesThroughBytesAndHex) {
   EXPECT_FALSE(Epoch::FromBytes("short").ok());
 }
 
+TEST(MessageHeaderTest, SaysWhatAMessageCarries) {
+  MessageHeader header;
+  header.kind = MessageKind::kBlock;
+  header.index = 3;
+  EXPECT_EQ(Cargo(header), "block 3");
+  header.part = 2;
+  EXPECT_EQ(Cargo(header), "block 3 part 2");
+  header.kind = MessageKind::kStateSlot;
+  EXPECT_EQ(Cargo(header), "state slot 3 part 2");
+  header.index = header.part = 0;
+  EXPECT_EQ(Cargo(header), "state slot");
+  header.kind = MessageKind::kHeartbeat;
+  EXPECT_EQ(Cargo(header), "heartbeat");
+}
+
 }  // namespace
 }  // namespace kv_transfer
