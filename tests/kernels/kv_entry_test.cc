@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -167,6 +168,12 @@ TEST(KvEntryTest, AFloat8LatentHasTheseBytes) {
                           0x80, 0x3f, 0x00, 0xc0, 0x80, 0x3f};  // 1, -2, 1 + 2^-8 to even
   std::copy(std::begin(rest), std::end(rest), entry + 130);
   EXPECT_EQ(cache.bytes, expected);
+
+  std::vector<float> read(133);
+  LoadEntry(cache.pages, PlaceOfSlot(cache.pages, 3), 130, 3, read.data(), read.data() + 130);
+  latent[129] = -15 * 0x1p-9f;
+  latent.insert(latent.end(), {1.0f, -2.0f, 1.0f});
+  EXPECT_EQ(read, latent);
 }
 
 TEST(KvEntryTest, ABlockOfFloat8IndexKeysHasTheseBytes) {
@@ -222,6 +229,87 @@ TEST(KvEntryTest, ABlockOfFloat8SharedKvHasTheseBytes) {
   EXPECT_EQ(read, values);
 }
 
+// The published layouts (models.md 9.2 to 9.4) at their sizes: a value in every group, packed and
+// unpacked.  Group g holds 7 * 2^g, so 0x7e at scale 2^(g - 6), and -2^g, so -64: 0xe8.
+struct Published {
+  KvFormat format;
+  int32_t dim, rope_dim, group;
+  std::vector<float> values, rope;
+
+  Published(KvFormat f, int32_t d, int32_t r, int32_t g)
+      : format(f), dim(d), rope_dim(r), group(g), values(d, 0.0f), rope(r, 0.0f) {
+    for (int32_t i = 0; i < dim / group; ++i) {
+      values[i * group] = std::ldexp(7.0f, i);
+      values[i * group + group - 1] = std::ldexp(-1.0f, i);
+    }
+    if (rope_dim > 0) {
+      rope[0] = 1.0f;              // 0x3f80
+      rope[rope_dim - 1] = -2.5f;  // 0xc020
+    }
+  }
+  // Stores it as entry 1 of the second of two blocks of two; `expected` gets that block's bytes,
+  // 0xcc where nothing is written.
+  void ExpectBytes(const std::function<void(uint8_t* block)>& expected) const {
+    TwoBlocks cache(format, /*block_size=*/2, dim, rope_dim);
+    StoreEntry(cache.pages, PlaceOfSlot(cache.pages, 3), values.data(), dim, rope.data(), rope_dim);
+    std::vector<uint8_t> all(cache.bytes.size(), 0xcc);
+    expected(all.data() + cache.pages.block_stride);
+    EXPECT_EQ(cache.bytes, all);
+    std::vector<float> back(dim), rope_back(rope_dim);
+    LoadEntry(cache.pages, PlaceOfSlot(cache.pages, 3), dim, rope_dim, back.data(),
+              rope_back.data());
+    EXPECT_EQ(back, values);
+    EXPECT_EQ(rope_back, rope);
+  }
+  void PutValues(uint8_t* at) const {
+    std::fill_n(at, dim, 0);
+    for (int32_t i = 0; i < dim; i += group) {
+      at[i] = 0x7e;
+      at[i + group - 1] = 0xe8;
+    }
+  }
+  static void PutRope(uint8_t* at) {
+    std::fill_n(at, 128, 0);
+    at[0] = 0x80;
+    at[1] = 0x3f;
+    at[126] = 0x20;
+    at[127] = 0xc0;
+  }
+};
+
+TEST(KvEntryTest, TheLatentOf656Bytes) {
+  const Published latent(KvFormat::kFp8Latent, 512, 64, 128);
+  latent.ExpectBytes([&](uint8_t* block) {
+    uint8_t* const entry = block + 656;
+    latent.PutValues(entry);
+    // 2^-6, 2^-5, 2^-4, 2^-3 as float32.
+    const uint8_t scales[] = {0, 0, 0x80, 0x3c, 0, 0, 0x00, 0x3d,
+                              0, 0, 0x80, 0x3d, 0, 0, 0x00, 0x3e};
+    std::copy(std::begin(scales), std::end(scales), entry + 512);
+    Published::PutRope(entry + 528);
+  });
+}
+
+TEST(KvEntryTest, TheSharedKvOf584Bytes) {
+  const Published kv(KvFormat::kFp8SharedKv, 448, 64, 64);
+  kv.ExpectBytes([&](uint8_t* block) {
+    kv.PutValues(block + 576);
+    Published::PutRope(block + 576 + 448);
+    // Behind both entries: 2^-6 to 2^0 as exponents, and a zero.
+    const uint8_t scales[] = {121, 122, 123, 124, 125, 126, 127, 0};
+    std::copy(std::begin(scales), std::end(scales), block + 2 * 576 + 8);
+  });
+}
+
+TEST(KvEntryTest, TheIndexKeyOf132Bytes) {
+  const Published key(KvFormat::kFp8IndexKey, 128, 0, 128);
+  key.ExpectBytes([&](uint8_t* block) {
+    key.PutValues(block + 128);
+    const uint8_t scale[] = {0, 0, 0x80, 0x3c};  // behind both keys
+    std::copy(std::begin(scale), std::end(scale), block + 2 * 128 + 4);
+  });
+}
+
 TEST(KvEntryTest, AnInfiniteValueDoesNotComeBackAsANumber) {
   for (const KvFormat format :
        {KvFormat::kFp8Latent, KvFormat::kFp8IndexKey, KvFormat::kFp8SharedKv}) {
@@ -243,6 +331,9 @@ TEST(KvEntryTest, ABfloat16EntryHasTheseBytes) {
   std::vector<uint8_t> expected(cache.bytes.size(), 0xcc);
   std::copy(std::begin(entry), std::end(entry), expected.begin() + 8);
   EXPECT_EQ(cache.bytes, expected);
+  float read[4];
+  LoadEntry(cache.pages, PlaceOfSlot(cache.pages, 1), 2, 2, read, read + 2);
+  EXPECT_THAT(read, ::testing::ElementsAre(1.0f, -0.5f, 3.0f, 0x1.04p0f));
 }
 
 TEST(KvEntryTest, AReaderAcceptsScalesThatAreNotPowersOfTwo) {

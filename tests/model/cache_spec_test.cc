@@ -41,6 +41,18 @@ TEST(CacheSpecTest, V32KeepsIndexKeysBesideLatents) {
   }
 }
 
+// A transfer of 1000 tokens, 16 blocks of 64 (models.md 10.2: 40,016 + 8,052 bytes a token): the
+// only padding is the 24 tokens that are not there yet.
+TEST(CacheSpecTest, UsefulBytesAndPaddingOfPublishedV32) {
+  const CacheLayout layout(MakeCacheSpec(V32(), KvCacheDtype::kFp8, 64));
+  const std::vector<GroupBytes> groups = layout.BytesOf(0, 1000, /*state_slot=*/false);
+  ASSERT_EQ(groups.size(), 2u);
+  EXPECT_EQ(groups[0].useful, 40'016'000u);
+  EXPECT_EQ(groups[0].padding, 24u * 61 * 656);
+  EXPECT_EQ(groups[1].useful, 8'052'000u);
+  EXPECT_EQ(groups[1].padding, 24u * 61 * 132);
+}
+
 TEST(CacheSpecTest, DenseModelsKeepLatentsOnly) {
   ModelConfig config = V32();
   config.family = ModelFamily::kDeepseekV3;

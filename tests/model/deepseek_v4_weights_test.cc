@@ -2,12 +2,16 @@
 
 #include "model/deepseek_v4_weights.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/cpu/kv_entry.h"
 #include "status/check.h"
 #include "tests/model/editable_checkpoint.h"
 #include "tests/model/network_runner.h"
@@ -126,6 +130,62 @@ TEST_F(DeepseekV4WeightsTest, ModuleNamesAndFusedExpertsGiveTheSameBits) {
   checkpoint.Write(dir_, /*num_shards=*/2);
   EXPECT_TRUE(numerics::BitEqual(Logits(dir_), Logits(GoldenModel("v4_odd"))));
   EXPECT_EQ(NetworkRunner(dir_).network().skipped_tensors(), 0);
+}
+
+// The scales of `tensor`, F8_E8M0, as numbers.
+std::vector<float> ScaleValues(const EditableCheckpoint::Tensor& tensor) {
+  std::vector<float> values;
+  for (const char byte : tensor.bytes) {
+    values.push_back(std::ldexp(1.0f, static_cast<uint8_t>(byte) - 127));
+  }
+  return values;
+}
+EditableCheckpoint::Tensor Float32(std::vector<int64_t> shape, const std::vector<float>& values) {
+  return {"F32", std::move(shape),
+          std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float))};
+}
+
+// models.md 1.2: Base checkpoints have float32 scales, and experts in fp8.
+TEST_F(DeepseekV4WeightsTest, Float32ScalesGiveTheSameBits) {
+  EditableCheckpoint checkpoint = EditableCheckpoint::Read(GoldenModel("v4_native"));
+  int converted = 0;
+  for (auto& [name, tensor] : checkpoint.tensors) {
+    if (tensor.dtype != "F8_E8M0") continue;
+    tensor = Float32(tensor.shape, ScaleValues(tensor));
+    ++converted;
+  }
+  EXPECT_GT(converted, 100);
+  checkpoint.Write(dir_);
+  EXPECT_TRUE(numerics::BitEqual(Logits(dir_), Logits(GoldenModel("v4_native"))));
+}
+
+TEST_F(DeepseekV4WeightsTest, ExpertsInFloat8ComputeTheSameAsTheirFloat4) {
+  EditableCheckpoint checkpoint = EditableCheckpoint::Read(GoldenModel("v4_native"));
+  const float kFloat4[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  int converted = 0;
+  for (auto& [name, packed] : checkpoint.tensors) {
+    if (packed.dtype != "I8") continue;
+    const std::string scale_name = name.substr(0, name.size() - std::strlen("weight")) + "scale";
+    const std::vector<float> rows = ScaleValues(checkpoint.tensors.at(scale_name));
+    const int64_t bytes_per_row = packed.shape[1];
+    ASSERT_LE(std::max(packed.shape[0], 2 * bytes_per_row), 128) << "one tile";
+    // Largest value 6 * 64 (models.md 2.5): exact.
+    const float scale = *std::max_element(rows.begin(), rows.end()) / 64;
+    EditableCheckpoint::Tensor wide{"F8_E4M3", {packed.shape[0], 2 * bytes_per_row}, ""};
+    for (int64_t at = 0; at < 2 * static_cast<int64_t>(packed.bytes.size()); ++at) {
+      const int nibble = static_cast<uint8_t>(packed.bytes[at / 2]) >> (at % 2 * 4) & 15;
+      const float value = (nibble < 8 ? 1 : -1) * kFloat4[nibble & 7] * rows[at / 32];
+      wide.bytes.push_back(static_cast<char>(kernels::cpu::E4m3FromFloat(value / scale)));
+    }
+    packed = wide;
+    checkpoint.tensors[scale_name] = Float32({1, 1}, {scale});
+    ++converted;
+  }
+  EXPECT_GT(converted, 50);
+  checkpoint.Write(dir_);
+  // The weights are equal; their products may be summed in another order.
+  EXPECT_TRUE(
+      numerics::AllClose<float>(Logits(dir_), Logits(GoldenModel("v4_native")), {.abs = 1e-4}));
 }
 
 TEST_F(DeepseekV4WeightsTest, LayersForDraftingAreSkippedAndCounted) {

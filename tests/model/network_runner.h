@@ -201,28 +201,34 @@ class NetworkRunner {
 
   // A sequence of `source` with its blocks and its state moved here as bytes.
   engine::Sequence Receive(const NetworkRunner& source, const engine::Sequence& sent) {
-    const int64_t block_bytes = network_->cache_layout().block_bytes();
-    const int64_t slot_bytes = network_->cache_layout().spec().state_slot_bytes;
     engine::Sequence seq = NewSequence(sent.tokens);
-    const absl::Status grown = engine::GrowBlocks(seq, sent.num_computed, block_size(), *pool_);
-    FERRY_CHECK(grown.ok()) << grown.ToString();
-    for (size_t i = 0; i < seq.blocks.size(); ++i) {
-      std::memcpy(cache_.data() + seq.blocks[i] * block_bytes,
-                  source.cache_.data() + sent.blocks[i] * block_bytes,
-                  static_cast<size_t>(block_bytes));
-    }
-    if (slot_bytes > 0) {
-      std::memcpy(state_slots_.data() + seq.state_slot * slot_bytes,
-                  source.state_slots_.data() + sent.state_slot * slot_bytes,
-                  static_cast<size_t>(slot_bytes));
-    }
-    seq.num_computed = sent.num_computed;
+    CopyFrom(source, sent, seq);
     return seq;
   }
+  // The same within this runner, into a sequence that is already there.
+  void CopyInto(const engine::Sequence& from, engine::Sequence& to) { CopyFrom(*this, from, to); }
 
   engine::BlockPool& pool() { return *pool_; }
 
  private:
+  void CopyFrom(const NetworkRunner& source, const engine::Sequence& from, engine::Sequence& to) {
+    const int64_t block_bytes = network_->cache_layout().block_bytes();
+    const int64_t slot_bytes = network_->cache_layout().spec().state_slot_bytes;
+    const absl::Status grown = engine::GrowBlocks(to, from.num_computed, block_size(), *pool_);
+    FERRY_CHECK(grown.ok()) << grown.ToString();
+    for (int32_t i = 0; i < engine::BlocksFor(from.num_computed, block_size()); ++i) {
+      std::memcpy(cache_.data() + to.blocks[i] * block_bytes,
+                  source.cache_.data() + from.blocks[i] * block_bytes,
+                  static_cast<size_t>(block_bytes));
+    }
+    if (slot_bytes > 0) {
+      std::memcpy(state_slots_.data() + to.state_slot * slot_bytes,
+                  source.state_slots_.data() + from.state_slot * slot_bytes,
+                  static_cast<size_t>(slot_bytes));
+    }
+    to.num_computed = from.num_computed;
+  }
+
   static NetworkOptions ForModel(const std::string& model_dir, NetworkOptions options) {
     const absl::StatusOr<ModelConfig> config = LoadModelConfig(model_dir);
     FERRY_CHECK(config.ok()) << config.status().ToString();
