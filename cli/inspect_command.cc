@@ -122,6 +122,13 @@ void PrintCache(const model::ModelConfig& config, std::ostream& out) {
         "KV cache     %-8s %.0f bytes a token (%s a layer), %d a block of %d tokens\n",
         std::string(model::KvCacheDtypeName(dtype)), bytes, absl::StrJoin(a_layer, " + "),
         layout.block_bytes(), block_size);
+    // What a full block of every group is: entries and what lies between and behind them.
+    std::vector<std::string> of_a_block;
+    for (const model::GroupBytes& group : layout.BytesOf(0, block_size, /*state_slot=*/false)) {
+      of_a_block.push_back(
+          absl::StrFormat("%s %d useful + %d padding", group.name, group.useful, group.padding));
+    }
+    out << "             a block: " << absl::StrJoin(of_a_block, ", ") << "\n";
     if (const int64_t state = layout.spec().state_slot_bytes; state > 0) {
       out << absl::StrFormat("             and %s of state a sequence\n", Bytes(state));
     }

@@ -44,7 +44,9 @@ TEST(InspectCommandTest, ShowsTheIndexerAndItsKeys) {
         // Beside the latents 128 values of 4 or 2 bytes, or 128 + 4 of a scale; three layers.
         "float32  8448 bytes a token (2304 + 512 a layer)",
         "bfloat16 4224 bytes a token (1152 + 256 a layer)",
-        "fp8      2364 bytes a token (656 + 132 a layer), 151296 a block of 64 tokens"}) {
+        "fp8      2364 bytes a token (656 + 132 a layer), 151296 a block of 64 tokens",
+        // 64 * 656 and 64 * 132, three layers.
+        "a block: latent 125952 useful + 0 padding, index_key 25344 useful + 0 padding\n"}) {
     EXPECT_THAT(out.str(), HasSubstr(part));
   }
 }
@@ -61,6 +63,9 @@ TEST(InspectCommandTest, ShowsKindsOfLayersAndStateOfV4) {
         "16 heads of 128; 32 keys attended", "(YaRN: 4 times 64)", "; complete",
         // Two layers of 584 and 132 bytes for 4 tokens, one of 584 for 128.
         "fp8      363 bytes a token (584/4 + 584/128 + 132/4 a layer)", "a block of 256 tokens",
+        // 64 entries of 584 bytes in 37632, 2 in 1792, 64 keys of 132 in 8448.
+        "a block: csa 74752 useful + 512 padding, hca 1168 useful + 624 padding, "
+        "csa_index_key 16896 useful + 0 padding\n",
         // Four windows of 128 entries of 584 bytes; sums of 2 * 6 * 640 and 3 * 512 floats.
         "and 335.9 kB of state a sequence"}) {
     EXPECT_THAT(out.str(), HasSubstr(part));
