@@ -16,6 +16,12 @@ constexpr absl::Duration kPumpInterval = absl::Milliseconds(50);
 // Sentences about workers in one error; with many workers they all say the same.
 constexpr size_t kMaxReasons = 3;
 
+// Leading blocks of a prompt that can be reused: the last token is always computed, and its block
+// with it.
+size_t ReusableBlocks(const RequestView& request, int32_t block_size) {
+  return static_cast<size_t>((request.prompt_tokens - 1) / block_size);
+}
+
 std::string Joined(std::vector<std::string> sentences) {
   const size_t more = sentences.size() - std::min(sentences.size(), kMaxReasons);
   sentences.resize(sentences.size() - more);
@@ -118,9 +124,8 @@ Decision Dispatcher::Decide(Waiting* waiting, std::vector<WorkerView>* views, ab
       const int32_t block_size = link.facts().block_size;
       auto [match, is_new] = matches.try_emplace(block_size);
       if (is_new) {
-        // The last token is always computed, and its block with it.
-        const auto reusable = absl::MakeConstSpan(Chain(waiting, block_size))
-                                  .first((view.prompt_tokens - 1) / block_size);
+        const auto reusable =
+            absl::MakeConstSpan(Chain(waiting, block_size)).first(ReusableBlocks(view, block_size));
         match->second = index_->Lookup(reusable, now);
       }
       const int32_t blocks =
@@ -160,11 +165,13 @@ void Dispatcher::Place(Waiting* waiting, const Choice& choice, const std::vector
   // prompt.
   if (placement.local()) {
     decode_load.prefill_tokens = to_compute;
-    index_->Predict(placement.decode, Chain(waiting, decode.block_size), now);
+    index_->Predict(placement.decode, Chain(waiting, decode.block_size),
+                    ReusableBlocks(request, decode.block_size), now);
   } else if (waiting->held_at < 0) {
     placement.prefill_charge =
         ledger_->Charge(placement.prefill, {.prefill_tokens = to_compute, .requests = 1}, now);
-    index_->Predict(placement.prefill, Chain(waiting, computes.block_size), now);
+    index_->Predict(placement.prefill, Chain(waiting, computes.block_size),
+                    ReusableBlocks(request, computes.block_size), now);
   }
   placement.decode_charge = ledger_->Charge(placement.decode, decode_load, now);
   placed->emplace_back(waiting, placement);

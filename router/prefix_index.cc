@@ -39,7 +39,8 @@ bool PrefixIndex::Trusted(const Worker& worker, absl::Time now) const {
   return worker.present && now - worker.last_frame <= options_.stale_after;
 }
 
-void PrefixIndex::StartWorker(WorkerSlot slot, const std::string& epoch, size_t max_blocks) {
+void PrefixIndex::StartWorker(WorkerSlot slot, const std::string& epoch, size_t max_blocks,
+                              bool keeps_state) {
   FERRY_CHECK(slot >= 0);
   DropWorker(slot);
   if (workers_.size() <= static_cast<size_t>(slot)) workers_.resize(slot + 1);
@@ -47,6 +48,7 @@ void PrefixIndex::StartWorker(WorkerSlot slot, const std::string& epoch, size_t 
   worker.present = true;
   worker.epoch = epoch;
   worker.max_blocks = max_blocks;
+  worker.keeps_state = keeps_state;
 }
 
 void PrefixIndex::DropWorker(WorkerSlot slot) {
@@ -68,10 +70,7 @@ void PrefixIndex::Store(WorkerSlot slot, const BlockHash& hash, bool resumable) 
   if (resumable) worker.not_resumable.erase(hash);
   // A worker that announces more blocks than it has is wrong; it must not cost us memory.
   if (worker.blocks.size() >= worker.max_blocks && !worker.blocks.contains(hash)) return;
-  if (!resumable) {
-    worker.not_resumable.insert(hash);
-    worker.keeps_state = true;
-  }
+  if (!resumable) worker.not_resumable.insert(hash);
   if (!worker.blocks.insert(hash).second) return;
   SetBit(&holders_[hash].announced, slot);
   ++num_entries_;
@@ -172,22 +171,35 @@ void PrefixIndex::ExpirePredictions(absl::Time now) {
     predicted_order_.pop_front();
     const auto it = predicted_.find(prediction);
     // Renewed predictions have a later entry in the order.
-    if (it != predicted_.end() && it->second == until) Forget(prediction);
+    if (it != predicted_.end() && it->second.time == until) Forget(prediction);
   }
 }
 
-void PrefixIndex::Predict(WorkerSlot slot, absl::Span<const BlockHash> chain, absl::Time now) {
+void PrefixIndex::Predict(WorkerSlot slot, absl::Span<const BlockHash> chain, size_t reusable,
+                          absl::Time now) {
   if (slot >= static_cast<WorkerSlot>(workers_.size()) || !workers_[slot].present) return;
-  if (workers_[slot].keeps_state) return;
+  const Worker& worker = workers_[slot];
   const absl::Time until = now + options_.predicted_ttl;
-  for (const BlockHash& hash : chain) {
-    if (workers_[slot].blocks.contains(hash)) continue;
-    const Prediction prediction(slot, hash);
-    predicted_[prediction] = until;
+  for (size_t i = 0; i < chain.size(); ++i) {
+    const bool resumable = !worker.keeps_state || i + 1 == reusable;
+    if (worker.blocks.contains(chain[i]) &&
+        (!resumable || !worker.not_resumable.contains(chain[i]))) {
+      continue;
+    }
+    const Prediction prediction(slot, chain[i]);
+    Until& entry = predicted_.try_emplace(prediction, Until{until, false}).first->second;
+    entry = {until, entry.resumable || resumable};  // of another prompt's, still to come
     predicted_order_.emplace_back(until, prediction);
-    SetBit(&holders_[hash].predicted, slot);
+    SetBit(&holders_[chain[i]].predicted, slot);
   }
   ExpirePredictions(now);
+}
+
+bool PrefixIndex::Resumable(WorkerSlot slot, const BlockHash& hash) const {
+  const Worker& worker = workers_[slot];
+  if (worker.blocks.contains(hash) && !worker.not_resumable.contains(hash)) return true;
+  const auto predicted = predicted_.find(Prediction(slot, hash));
+  return predicted != predicted_.end() && predicted->second.resumable;
 }
 
 std::vector<int32_t> PrefixIndex::Lookup(absl::Span<const BlockHash> chain, absl::Time now) {
@@ -209,10 +221,11 @@ std::vector<int32_t> PrefixIndex::Lookup(absl::Span<const BlockHash> chain, absl
                                                 : Word(it->second.announced, word) |
                                                       Word(it->second.predicted, word);
       for (uint64_t lost = alive[word] & ~has; lost != 0; lost &= lost - 1) {
-        const size_t slot = word * 64 + __builtin_ctzll(lost);
-        const auto& closed = workers_[slot].not_resumable;
+        const auto slot = static_cast<WorkerSlot>(word * 64 + __builtin_ctzll(lost));
         size_t end = i;
-        while (end > 0 && !closed.empty() && closed.contains(chain[end - 1])) --end;
+        if (workers_[slot].keeps_state) {
+          while (end > 0 && !Resumable(slot, chain[end - 1])) --end;
+        }
         matched[slot] = static_cast<int32_t>(end);
       }
       alive[word] &= has;
@@ -224,7 +237,7 @@ std::vector<int32_t> PrefixIndex::Lookup(absl::Span<const BlockHash> chain, absl
 
 size_t PrefixIndex::approximate_bytes() const {
   size_t bytes = holders_.capacity() * (sizeof(BlockHash) + sizeof(Holders) + 1) +
-                 predicted_.capacity() * (sizeof(Prediction) + sizeof(absl::Time) + 1) +
+                 predicted_.capacity() * (sizeof(Prediction) + sizeof(Until) + 1) +
                  predicted_order_.size() * sizeof(predicted_order_[0]);
   for (const Worker& worker : workers_) {
     bytes +=

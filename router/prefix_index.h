@@ -59,7 +59,9 @@ class PrefixIndex final {
   explicit PrefixIndex(const Options& options) : options_(options) {}
 
   // A worker (or its next life) with at most `max_blocks` blocks: whatever the slot had is dropped.
-  void StartWorker(WorkerSlot slot, const std::string& epoch, size_t max_blocks);
+  // `keeps_state`: its model keeps a state per sequence, so a block alone is not resumable.
+  void StartWorker(WorkerSlot slot, const std::string& epoch, size_t max_blocks,
+                   bool keeps_state = false);
   void DropWorker(WorkerSlot slot);
 
   // Applies the next frame of the worker's stream.  Frames seen before and removals of unknown
@@ -68,9 +70,11 @@ class PrefixIndex final {
   // First frame not applied yet.
   uint64_t next_seq(WorkerSlot slot) const;
 
-  // The worker will soon have these blocks.  Nothing is predicted of one whose model keeps a state:
-  // where a prompt can go on there is known only when it is told.
-  void Predict(WorkerSlot slot, absl::Span<const block_hash::BlockHash> chain, absl::Time now);
+  // The worker will soon have the blocks of a prompt that it computes.  One that keeps a state will
+  // have a snapshot behind the last of the first `reusable` ones, those before the prompt's last
+  // token; where else it takes some is known only when it is told.
+  void Predict(WorkerSlot slot, absl::Span<const block_hash::BlockHash> chain, size_t reusable,
+               absl::Time now);
 
   // How many leading blocks of `chain` each slot has and a prompt can go on behind; 0 for a worker
   // whose view is stale.
@@ -100,13 +104,19 @@ class PrefixIndex final {
     absl::Time last_frame = absl::InfinitePast();
     absl::flat_hash_set<block_hash::BlockHash> blocks;
     absl::flat_hash_set<block_hash::BlockHash> not_resumable;  // of `blocks`
-    bool keeps_state = false;  // of sequences: it has told of a block that is not resumable
+    bool keeps_state = false;                                  // of sequences
     bool in_snapshot = false;
     absl::flat_hash_map<block_hash::BlockHash, bool> staged;  // the snapshot being read; resumable
   };
   using Prediction = std::pair<WorkerSlot, block_hash::BlockHash>;
+  struct Until {
+    absl::Time time;
+    bool resumable = true;
+  };
 
   bool Trusted(const Worker& worker, absl::Time now) const;
+  // Of a block that the worker has, or soon will.
+  bool Resumable(WorkerSlot slot, const block_hash::BlockHash& hash) const;
   void Store(WorkerSlot slot, const block_hash::BlockHash& hash, bool resumable);
   void Remove(WorkerSlot slot, const block_hash::BlockHash& hash);
   void ApplyEvents(WorkerSlot slot, const std::vector<Event>& events);
@@ -116,7 +126,7 @@ class PrefixIndex final {
   const Options options_;
   std::vector<Worker> workers_;  // by slot
   absl::flat_hash_map<block_hash::BlockHash, Holders> holders_;
-  absl::flat_hash_map<Prediction, absl::Time> predicted_;          // until when
+  absl::flat_hash_map<Prediction, Until> predicted_;
   std::deque<std::pair<absl::Time, Prediction>> predicted_order_;  // a renewed one is in it twice
   size_t num_entries_ = 0;
   int64_t num_gaps_ = 0;

@@ -202,7 +202,7 @@ void WorkerLink::OnInfo(absl::StatusOr<ferry::v1::WorkerInfo> info) {
     }
     facts_ = std::move(facts);
     load_ = WorkerLoad();
-    index_->StartWorker(slot_, facts_.epoch, facts_.num_blocks);
+    index_->StartWorker(slot_, facts_.epoch, facts_.num_blocks, facts_.num_state_slots > 0);
   }
   back_off_ = kFirstBackOff;
   last_report_ = loop_->AwakeNow();

@@ -70,7 +70,7 @@ TEST_F(PrefixIndexTest, APrefixOfAModelWithStateEndsWhereAPromptCanGoOn) {
     event.resumable = false;
     return event;
   };
-  index_.StartWorker(0, "a", 4);
+  index_.StartWorker(0, "a", 4, /*keeps_state=*/true);
   index_.StartWorker(1, "b", 100);
   index_.Apply(0, Live("a", 1, {closed(1), closed(2), closed(3), closed(4)}), kStart);
   index_.Apply(1, Live("b", 1, {Stored(1), Stored(2), Stored(3), Stored(4)}), kStart);
@@ -85,8 +85,6 @@ TEST_F(PrefixIndexTest, APrefixOfAModelWithStateEndsWhereAPromptCanGoOn) {
   index_.Apply(0, Live("a", 3, {closed(4), Removed(3)}), kStart);
   EXPECT_EQ(matched({1, 2, 3, 4}), 2);
   EXPECT_EQ(index_.Lookup(Chain({1, 2, 3, 4}), kStart)[1], 4) << "another worker's are its own";
-  index_.Predict(0, Chain({9}), kStart);
-  EXPECT_EQ(matched({9}), 0) << "where a state will be kept is not foreseen";
 
   Frame snapshot = Live("a", 9, {closed(5), Stored(6)});
   snapshot.snapshot = snapshot.snapshot_end = true;
@@ -132,7 +130,7 @@ TEST_F(PrefixIndexTest, ASnapshotReplacesTheViewOnlyWhenItIsComplete) {
 TEST_F(PrefixIndexTest, ANewEpochDropsEverythingOfTheOld) {
   index_.StartWorker(0, "a", 100);
   index_.Apply(0, Live("a", 1, {Stored(1)}), kStart);
-  index_.Predict(0, Chain({2}), kStart);
+  index_.Predict(0, Chain({2}), 1, kStart);
   index_.StartWorker(0, "b", 100);
   EXPECT_EQ(index_.num_entries(), 0u);
   EXPECT_EQ(index_.num_predicted(), 0u);
@@ -156,11 +154,49 @@ TEST_F(PrefixIndexTest, AStaleWorkerGetsNoCreditUntilItSpeaksAgain) {
 TEST_F(PrefixIndexTest, PredictionsCountUntilTheyExpireOrAreConfirmed) {
   index_.StartWorker(0, "a", 100);
   index_.Apply(0, Heartbeat("a", 0), kStart);
-  index_.Predict(0, Chain({1, 2}), kStart);
+  index_.Predict(0, Chain({1, 2}), 2, kStart);
   EXPECT_EQ(index_.Lookup(Chain({1, 2, 3}), kStart)[0], 2);
   index_.Apply(0, Live("a", 1, {Stored(1)}), kStart + absl::Seconds(1));
   EXPECT_EQ(index_.Lookup(Chain({1, 2}), kStart + kTtl)[0], 1) << "2 was never announced";
   EXPECT_EQ(index_.num_predicted(), 0u);
+}
+
+// Of a model with state only the last boundary before a prompt's end is foreseen.
+TEST_F(PrefixIndexTest, APredictedPrefixOfAModelWithStateEndsAtItsSnapshot) {
+  const auto closed = [](int value) {
+    Event event = Stored(value);
+    event.resumable = false;
+    return event;
+  };
+  index_.StartWorker(0, "a", 100, /*keeps_state=*/true);
+  index_.Apply(0, Heartbeat("a", 0), kStart);
+  const auto matched = [&](std::initializer_list<int> chain, absl::Time now = kStart) {
+    return index_.Lookup(Chain(chain), now)[0];
+  };
+  index_.Predict(0, Chain({1, 2, 3}), 2, kStart);  // the last token is that of block 3
+  EXPECT_EQ(matched({1, 2, 3, 4}), 2);
+  EXPECT_EQ(matched({1, 2}), 2);
+  EXPECT_EQ(matched({1}), 0) << "before the snapshot";
+  EXPECT_EQ(matched({1, 7}), 0);
+  // A longer prompt with the same beginning takes nothing from it, a shorter one neither.
+  index_.Predict(0, Chain({1, 2, 3, 4}), 4, kStart);
+  index_.Predict(0, Chain({1}), 0, kStart);
+  EXPECT_EQ(matched({1, 2, 9}), 2);
+  EXPECT_EQ(matched({1, 2, 3, 4, 5}), 4);
+  EXPECT_EQ(matched({1, 2, 3, 9}), 2);
+  // The worker has told of the blocks, and not yet of the snapshot behind them.
+  index_.Apply(0, Live("a", 1, {closed(1), closed(2), closed(3)}), kStart);
+  EXPECT_EQ(matched({1, 2, 3}), 2);
+  // When the predictions are over only what was told counts.
+  const absl::Time later = kStart + kTtl;
+  index_.Apply(0, Heartbeat("a", 1), later);
+  EXPECT_EQ(matched({1, 2, 3, 4}, later), 0);
+  EXPECT_EQ(index_.num_predicted(), 0u);
+  // A known block without a snapshot will soon have one.
+  index_.Predict(0, Chain({1, 2}), 2, later);
+  EXPECT_EQ(matched({1, 2, 3}, later), 2);
+  index_.Apply(0, Live("a", 2, {Stored(2)}), later);
+  EXPECT_EQ(matched({1, 2, 3}, later + kTtl), 2);
 }
 
 TEST_F(PrefixIndexTest, IsBoundedByTheWorkersBlocksAndThePredictionLimit) {
@@ -172,7 +208,7 @@ TEST_F(PrefixIndexTest, IsBoundedByTheWorkersBlocksAndThePredictionLimit) {
   for (int round = 0; round < 50; ++round) {
     std::vector<BlockHash> chain;
     for (int i = 0; i < 100; ++i) chain.push_back(Hash(1000 + round * 100 + i));
-    index_.Predict(0, chain, kStart);
+    index_.Predict(0, chain, chain.size(), kStart);
   }
   EXPECT_LE(index_.num_predicted(), 1000u);
 }
@@ -286,7 +322,7 @@ TEST_F(PrefixIndexTest, EqualsANaiveModelOverRandomHistories) {
             chain.push_back(Hash(value));
             if (!process.seen.contains(value)) process.predicted[value] = now + kTtl;
           }
-          index.Predict(w, chain, now);
+          index.Predict(w, chain, chain.size(), now);
           break;
         }
       }
