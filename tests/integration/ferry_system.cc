@@ -33,10 +33,15 @@ std::string Binary(const std::string& name) {
   return absl::StrCat(dir, "/", name);
 }
 
+// Blocks, or state slots of a model that keeps a state.
+bool NoneInUse(const ferry::v1::KvBlockCounts& counts) {
+  return counts.active() == 0 && counts.reserved() == 0 && counts.held() == 0 &&
+         counts.quarantined() == 0;
+}
+
 bool IsIdle(const ferry::v1::LoadReport& load) {
-  const ferry::v1::KvBlockCounts& blocks = load.kv_blocks();
-  return load.waiting_requests() == 0 && load.running_requests() == 0 && blocks.active() == 0 &&
-         blocks.reserved() == 0 && blocks.held() == 0 && blocks.quarantined() == 0;
+  return load.waiting_requests() == 0 && load.running_requests() == 0 &&
+         NoneInUse(load.kv_blocks()) && NoneInUse(load.state_slots());
 }
 
 }  // namespace
@@ -243,9 +248,13 @@ std::string FerrySystem::WaitUntilIdle(absl::Duration timeout) {
 
 std::string FerrySystem::OccupiedGauges() {
   std::string occupied;
-  const auto check = [&](const std::string& process, int port,
-                         const std::vector<std::string>& gauges) {
+  const auto check = [&](const std::string& process, int port, std::vector<std::string> gauges) {
     const std::string metrics = ReadMetrics(port);
+    if (SumOf(metrics, "ferry_state_slots").has_value()) {
+      for (const char* state : {"active", "reserved", "held", "quarantined"}) {
+        gauges.push_back(absl::StrCat("ferry_state_slots{state=\"", state, "\"}"));
+      }
+    }
     for (const std::string& gauge : gauges) {
       const std::optional<double> value = SumOf(metrics, gauge);
       if (value != 0.0) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/prefix_reuse.h"
 #include "status/check.h"
 
 namespace integration {
@@ -20,8 +21,15 @@ SingleEngine::SingleEngine(const std::string& model_dir) {
   const int32_t num_blocks = engine_->limits().max_blocks_per_seq + 2;
   memory_ = std::make_unique<engine::CacheMemory>(
       *engine::CacheMemory::Map(num_blocks * engine_->cache_layout().block_bytes()));
-  engine_->SetCache(memory_->span(), {});
-  pool_ = std::make_unique<engine::BlockPool>(num_blocks);
+  int32_t num_slots = 0;
+  if (const int64_t slot_bytes = engine_->cache_layout().spec().state_slot_bytes; slot_bytes > 0) {
+    num_slots = 2;  // the zero slot and the sequence's
+    state_slots_ =
+        std::make_unique<engine::CacheMemory>(*engine::CacheMemory::Map(num_slots * slot_bytes));
+  }
+  engine_->SetCache(memory_->span(),
+                    state_slots_ == nullptr ? absl::Span<std::byte>() : state_slots_->span());
+  pool_ = std::make_unique<engine::BlockPool>(num_blocks, num_slots);
   plan_ = std::make_unique<model::StepPlan>(engine_->limits());
 }
 
@@ -33,6 +41,9 @@ std::vector<int32_t> SingleEngine::Generate(const std::vector<int32_t>& prompt,
   seq.tokens = prompt;
   seq.num_prompt_tokens = static_cast<int32_t>(prompt.size());
   seq.sampling = sampling;
+  FERRY_CHECK(
+      engine::TakePrefix(seq, {}, 0, engine::Continuation::kComputed, block_size, *pool_).ok())
+      << "no sequence runs beside it";
   if (sampling.HasPenalties()) {
     seq.penalty_slot = 0;
     seq.penalty_reset_needed = true;
@@ -47,6 +58,7 @@ std::vector<int32_t> SingleEngine::Generate(const std::vector<int32_t>& prompt,
     builder.Add(seq, rows, /*absorbed=*/decode, /*sample=*/rows == missing);
     const auto result = engine_->Collect(engine_->Launch(*plan_).value());
     FERRY_CHECK(result.ok()) << result.status();
+    if (state_slots_ != nullptr) pool_->state_slots()->Release(builder.state_sources());
     if (rows != missing) continue;
     const int32_t token = result->samples[0].token_id;
     engine::AcceptToken(seq, step, token);

@@ -28,6 +28,7 @@ class SingleEngine final {
 
  private:
   std::unique_ptr<engine::CacheMemory> memory_;
+  std::unique_ptr<engine::CacheMemory> state_slots_;  // null: the model keeps no state
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<engine::BlockPool> pool_;
   std::unique_ptr<model::StepPlan> plan_;
