@@ -158,6 +158,60 @@ TEST_P(SparseServingTest, AFollowUpTurnIsServedFromTheDecodeWorkersOwnBlocks) {
   EXPECT_EQ(system->WaitUntilIdle(kPatience), "");
 }
 
+TEST_P(SparseServingTest, PromptsThatShareAPrefixGoToTheWorkerThatCanGoOnFromIt) {
+  SystemOptions options = Options();
+  options.num_prefill = 2;
+  const auto system = FerrySystem::Start(options);
+  for (uint32_t family = 0; family < 3; ++family) {
+    const std::vector<int32_t> first = Prompt(700, 100 + family);
+    const std::string worker = CompleteRight(*system, {first, 4, 0}).prefill_worker();
+    for (uint32_t i = 1; i < 3; ++i) {
+      const auto summary = CompleteRight(*system, {Sharing(first, 600, 640, i), 4, 0});
+      EXPECT_EQ(summary.prefill_worker(), worker) << "family " << family << " request " << i;
+      EXPECT_GE(summary.cached_tokens(), 512);
+    }
+  }
+}
+
+// Decodes and chunks in one batch, branches of n > 1, blocks and slots for a few at a time:
+// everything is delayed, nothing fails, and each gets its own text.
+TEST_P(SparseServingTest, ManyAtOnceOverSmallPoolsGiveTheirOwnText) {
+  SystemOptions options = Options();
+  options.decode_flags = {"--num_threads", "1", "--num_blocks",
+                          absl::StrCat(2048 / spec().block_size)};
+  if (keeps_state())
+    options.decode_flags.insert(options.decode_flags.end(), {"--num_state_slots", "5"});
+  // Prompts below this are computed by the decode worker, beside its decodes.
+  options.router_flags = {"--local_prefill_tokens", "150"};
+  const auto system = FerrySystem::Start(options);
+  const auto client = system->NewClient(20 * kPatience);
+  std::vector<std::future<std::string>> problems;
+  for (uint32_t i = 0; i < 16; ++i) {
+    const Ask ask = {Prompt(static_cast<int32_t>(20 + 37 * i), 200 + i),
+                     static_cast<int32_t>(20 + 7 * (i % 5)), i % 3};
+    const uint32_t branches = i % 4 == 1 ? 2 : 1;
+    std::vector<std::vector<int32_t>> expected;  // by branch
+    for (uint32_t branch = 0; branch < branches; ++branch) {
+      expected.push_back(Expected(oracle_, ask, branch));
+    }
+    ferry::v1::GenerateRequest request = ToRequest(ask);
+    request.mutable_sampling()->set_n(branches);
+    problems.push_back(
+        std::async(std::launch::async, [&client, request, want = std::move(expected)] {
+          std::vector<std::vector<int32_t>> got(want.size());
+          const absl::Status status = client->Generate(request, [&](const auto& message) {
+            for (const uint32_t id : message.token_ids()) {
+              got.at(message.index()).push_back(static_cast<int32_t>(id));
+            }
+            return true;
+          });
+          return !status.ok() ? status.ToString() : got == want ? "" : "another text";
+        }));
+  }
+  for (size_t i = 0; i < problems.size(); ++i) EXPECT_EQ(problems[i].get(), "") << i;
+  EXPECT_EQ(system->WaitUntilIdle(kPatience), "");
+}
+
 // A worker of two that is in the middle of prompts is killed: every request is answered all the
 // same, and nothing stays behind.
 TEST_P(SparseServingTest, AKilledPrefillWorkerLosesNothing) {
@@ -167,17 +221,18 @@ TEST_P(SparseServingTest, AKilledPrefillWorkerLosesNothing) {
   const auto system = FerrySystem::Start(options);
   std::vector<Ask> asks;
   std::vector<std::future<absl::StatusOr<ferry::Client::Completion>>> answers;
-  for (uint32_t i = 0; i < 12; ++i) {
-    asks.push_back({Prompt(1200, 40 + i), 8, i % 2});
-    answers.push_back(std::async(std::launch::async, [&, ask = asks.back()] {
-      return system->client().Complete(ToRequest(ask));
+  const auto client = system->NewClient(20 * kPatience);
+  for (uint32_t i = 0; i < 8; ++i) {
+    asks.push_back({Prompt(800, 40 + i), 8, i % 2});
+    answers.push_back(std::async(std::launch::async, [&client, ask = asks.back()] {
+      return client->Complete(ToRequest(ask));
     }));
   }
   WorkerProcess& victim = system->prefill(0);
   ASSERT_TRUE(FerrySystem::WaitForLoad(
       victim,
       [](const ferry::v1::LoadReport& load) {
-        return load.running_requests() > 0 && load.waiting_tokens() > 1200;
+        return load.running_requests() > 0 && load.waiting_tokens() > 800;
       },
       kPatience));
   system->ExpectDead(victim.process);

@@ -208,5 +208,28 @@ TEST_F(RouterFixture, GapsInCacheEventsAreFilledByReplayOrSnapshot) {
   EXPECT_GE(gaps, 2);
 }
 
+// Known from its facts: it need not tell of a block without a snapshot first.
+TEST_F(RouterFixture, OfAModelWithStateAPromptsLastBoundaryIsForeseen) {
+  options_.local_prefill_tokens = 0;
+  FakeWorker* const p =
+      Add({.role = ferry::v1::WORKER_ROLE_PREFILL, .num_blocks = 1000, .num_state_slots = 8});
+  Add({.num_blocks = 1000, .num_state_slots = 8});
+  StartRouter();
+  const absl::Time before = EventLoop::Now();  // at which no prediction has expired
+  // Five whole blocks; the last token is computed in any case, and its block with it.
+  const ferry::v1::GenerateRequest prompt = Tokens(320);
+  const Answer answer = Generate(prompt);
+  ASSERT_TRUE(answer.status.ok()) << answer.status;
+  EXPECT_EQ(answer.summary.prefill_worker(), p->address());
+  const std::vector<block_hash::BlockHash> chain = ChainOf(prompt);
+  std::vector<int32_t> whole, short_of_it;
+  router_->loop()->Run([&] {
+    whole = router_->index().Lookup(chain, before);
+    short_of_it = router_->index().Lookup(absl::MakeConstSpan(chain).first(3), before);
+  });
+  EXPECT_EQ(whole, (std::vector<int32_t>{4, 0}));
+  EXPECT_EQ(short_of_it, (std::vector<int32_t>{0, 0}));
+}
+
 }  // namespace
 }  // namespace router
