@@ -16,10 +16,16 @@ if(NOT FERRY_CUDA MATCHES "^(AUTO|ON|OFF)$")
 endif()
 set(FERRY_SANITIZE "" CACHE STRING "Sanitizers: empty, 'address,undefined' or 'thread'")
 
+option(FERRY_FUZZ "Fuzzers of tests/fuzz, which need clang" OFF)
+
 add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Werror;-fno-omit-frame-pointer>")
 if(FERRY_SANITIZE)
   add_compile_options(-fsanitize=${FERRY_SANITIZE} -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${FERRY_SANITIZE})
+endif()
+
+if(FERRY_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 
 find_program(CCACHE_PROGRAM ccache)

@@ -63,6 +63,9 @@ absl::StatusOr<json> ParseJsonObject(std::string_view text, const std::string& o
   } catch (const json::parse_error& error) {
     return absl::InvalidArgumentError(
         absl::StrCat(origin, ": not valid JSON at byte ", error.byte, " of ", text.size()));
+  } catch (const json::out_of_range&) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(origin, ": a number is too large for a 64-bit float"));
   }
 }
 

@@ -25,6 +25,8 @@ absl::Status Bad(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
+constexpr int kMaxDepth = 64;
+
 // At most 80 bytes of a value, for messages.
 std::string Shown(const json& value) {
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
@@ -33,12 +35,21 @@ std::string Shown(const json& value) {
 }
 
 absl::StatusOr<json> ParseObject(std::string_view text, const char* file) {
+  // What is deeper is dropped, not built: values are walked recursively.
+  bool too_deep = false;
+  const json::parser_callback_t watch = [&](int depth, json::parse_event_t, json&) {
+    too_deep = too_deep || depth > kMaxDepth;
+    return depth <= kMaxDepth;
+  };
   try {
-    json value = json::parse(text.begin(), text.end());
+    json value = json::parse(text.begin(), text.end(), watch);
+    if (too_deep) return Bad(file, ": values are nested deeper than ", kMaxDepth, " levels");
     if (!value.is_object()) return Bad(file, ": need an object, found ", value.type_name());
     return value;
   } catch (const json::parse_error& error) {
     return Bad(file, ": not JSON: ", error.what());
+  } catch (const json::out_of_range&) {
+    return Bad(file, ": a number is too large for a 64-bit float");
   }
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds and runs the tests.
-#   ./tools/test.sh           fast and integration tests, release build
-#   ./tools/test.sh --all     also the long labels (sanitizer, chaos, soak) and the sanitizer builds
+#   ./tools/test.sh           fast and integration tests, release build; fuzzers for 5 s each
+#   ./tools/test.sh --all     also the long labels (sanitizer, chaos, soak) and the sanitizer builds; fuzzers for 60 s
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,6 +26,8 @@ if $all; then
   run_preset release -LE gpu
   run_preset debug -LE 'gpu|soak'
   run_preset tsan -LE 'gpu|soak'
+  FERRY_FUZZ_SECONDS=60 run_preset fuzz -L fuzz
 else
   run_preset release -LE 'gpu|sanitizer|chaos|soak'
+  run_preset fuzz -L fuzz
 fi

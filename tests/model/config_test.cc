@@ -283,6 +283,7 @@ TEST(ModelConfigTest, RefusesTextThatIsNoGoodJson) {
       {"{\"a\": 1, \"a\": 2}", "key \"a\" is duplicate"},
       {"{\"a\": {\"b\": 1, \"b\": 2}}", "key \"b\" is duplicate"},
       {"{\"a\": \"\xff\"}", "not valid JSON"},
+      {"{\"rms_norm_eps\": 1e10000}", "a number is too large for a 64-bit float"},
       {"{\"a\": " + std::string(100000, '[') + std::string(100000, ']') + "}", "nested deeper"},
   };
   for (const auto& [text, message] : cases) {

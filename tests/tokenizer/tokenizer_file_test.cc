@@ -178,8 +178,11 @@ TEST(TokenizerFileTest, NotAnObjectAndNotText) {
 
 TEST(TokenizerFileTest, BadConfigurationsNameTheirFile) {
   const std::string tokenizer = TinyTokenizer().dump();
-  const std::pair<const char*, const char*> cases[] = {
+  const std::pair<std::string, const char*> cases[] = {
       {"{", "tokenizer_config.json: not JSON"},
+      {"{\"a\": 1e999}", "tokenizer_config.json: a number is too large for a 64-bit float"},
+      {"{\"a\": " + std::string(100000, '[') + std::string(100000, ']') + "}",
+       "tokenizer_config.json: values are nested deeper than 64 levels"},
       {"[]", "tokenizer_config.json: need an object, found array"},
       {R"({"bos_token": 5})", "bos_token: need a string or an object, found 5"},
       {R"({"bos_token": {"text": "a"}})", "bos_token.content: missing"},
