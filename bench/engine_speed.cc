@@ -184,6 +184,7 @@ int main(int argc, char** argv) {
   app.add_option("--repeat", repeat, "runs of each, the first to warm up")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   options.max_model_len = load.prompt + load.output;
+  options.block_size = 64;
   const int32_t per_seq = engine::BlocksFor(options.max_model_len, options.block_size);
   const auto start = Clock::now();
   Bench bench(options, per_seq * *std::max_element(batches.begin(), batches.end()) + 1);
