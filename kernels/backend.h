@@ -47,6 +47,10 @@ class AttentionBackend {
  public:
   virtual ~AttentionBackend() = default;
   virtual absl::Status RaggedMha(const LaunchContext& context, const RaggedMhaParams& params) = 0;
+  // The dtype of keys and values that suits RaggedMha best; it takes float32 as well.
+  virtual DType ragged_kv_dtype() const = 0;
+  // How many keys it takes at a time without waste, where keys have to be made for it.
+  virtual int32_t ragged_piece_tokens() const = 0;
   virtual absl::Status AbsorbedDecode(const LaunchContext& context,
                                       const AbsorbedDecodeParams& params) = 0;
   // For at most max_rows query rows a call, each of a sequence with at most max_splits_per_seq

@@ -1,5 +1,7 @@
 #include "kernels/linear.h"
 
+#include <string>
+
 #include "absl/strings/str_cat.h"
 
 namespace kernels {
@@ -26,6 +28,12 @@ absl::Status CheckLinear(const LinearParams& params) {
       return absl::InvalidArgumentError(absl::StrCat("output segment of ", segment.columns,
                                                      " columns, row stride ", segment.row_stride,
                                                      segment.data == nullptr ? ", no data" : ""));
+    }
+    if (segment.dtype != DType::kFloat32 &&
+        (segment.dtype != DType::kBfloat16 || params.epilogue == LinearEpilogue::kResidual)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("output segment of dtype ", std::string(DTypeName(segment.dtype)),
+                       params.epilogue == LinearEpilogue::kResidual ? " with a residual" : ""));
     }
     columns += segment.columns;
   }

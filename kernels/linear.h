@@ -39,11 +39,12 @@ class PackedLinear {
 
 enum class LinearEpilogue : uint8_t { kNone, kResidual, kSwiGlu };
 
-// Consecutive output columns and where they go: row r, column c at data + r * row_stride + c.
+// Consecutive output columns and where they go: row r, column c is element r * row_stride + c.
 struct OutputSegment {
-  float* data = nullptr;
+  void* data = nullptr;
   int64_t row_stride = 0;                // elements
   int64_t columns = 0;
+  DType dtype = DType::kFloat32;         // kBfloat16: rounded; not with kResidual, not on the CPU
 };
 
 struct LinearParams {

@@ -43,12 +43,15 @@ struct RaggedMhaParams {
   const float* q_rope = nullptr;           // [total_q, num_heads, qk_rope_head_dim]
   int64_t q_rope_row_stride = 0;
   int64_t q_rope_head_stride = 0;
-  const float* k_nope = nullptr;           // [total_kv, num_heads, qk_nope_head_dim]
+  DType kv_dtype = DType::kFloat32;        // of k_nope, k_rope and v: AttentionBackend::ragged_kv_dtype
+                                           // or kFloat32
+  int32_t num_keys = 0;                    // cu_seqlens_kv[num_seqs]; used unless kv_dtype is kFloat32
+  const void* k_nope = nullptr;            // [total_kv, num_heads, qk_nope_head_dim]
   int64_t k_nope_row_stride = 0;
   int64_t k_nope_head_stride = 0;
-  const float* k_rope = nullptr;           // [total_kv, qk_rope_head_dim], one for all heads
+  const void* k_rope = nullptr;            // [total_kv, qk_rope_head_dim], one for all heads
   int64_t k_rope_row_stride = 0;
-  const float* v = nullptr;                // [total_kv, num_heads, v_head_dim]
+  const void* v = nullptr;                 // [total_kv, num_heads, v_head_dim]
   int64_t v_row_stride = 0;
   int64_t v_head_stride = 0;
   float* out = nullptr;                    // [total_q, num_heads, v_head_dim]

@@ -86,7 +86,7 @@ struct CopyKvEntriesParams {
   int32_t rope_dim = 0;
 };
 
-// Reads entries back as float32 (a chunk's context in prefill): row i of the output is the entry of
+// Reads entries back (a chunk's context in prefill): row i of the output is the entry of
 // slot slots[i], dequantised; a slot < 0 gives zeros.
 struct GatherKvParams {
   int32_t num_rows = 0;
@@ -94,9 +94,10 @@ struct GatherKvParams {
   KvPages pages;
   int32_t kv_lora_rank = 0;
   int32_t rope_dim = 0;
-  float* latent = nullptr;        // [num_rows, kv_lora_rank]
+  DType dtype = DType::kFloat32;  // of latent and k_rope: AttentionBackend::ragged_kv_dtype or kFloat32
+  void* latent = nullptr;         // [num_rows, kv_lora_rank]
   int64_t latent_row_stride = 0;  // elements
-  float* k_rope = nullptr;        // [num_rows, rope_dim]
+  void* k_rope = nullptr;         // [num_rows, rope_dim]
   int64_t k_rope_row_stride = 0;
 };
 

@@ -26,7 +26,10 @@ MlaNetwork::MlaNetwork(ModelConfig config, Weights weights, std::string weights_
                                                : config_.max_position_embeddings),
       cache_layout_(MakeCacheSpec(config_, options.kv_cache_dtype, options.block_size)),
       backend_(backend),
-      pieces_(options.limits, options.block_size, options.piece_tokens, ragged_positions) {}
+      kv_dtype_(backend.attention().ragged_kv_dtype()),
+      piece_tokens_(options.piece_tokens > 0 ? options.piece_tokens
+                                             : backend.attention().ragged_piece_tokens()),
+      pieces_(options.limits, options.block_size, piece_tokens_, ragged_positions) {}
 
 absl::Status MlaNetwork::Allocate() {
   ASSIGN_OR_RETURN(rope_,
@@ -41,7 +44,7 @@ int64_t MlaNetwork::CarveScratch(std::byte* base) {
   const StepLimits& limits = options_.limits;
   const int64_t rows = limits.max_tokens;
   const int64_t heads = config_.num_attention_heads;
-  const int64_t piece = options_.piece_tokens;
+  const int64_t piece_bytes = int64_t{piece_tokens_} * kernels::DTypeBits(kv_dtype_) / 8;
   carver.Take(scratch_.hidden, rows * config_.hidden_size);
   carver.Take(scratch_.q_a, rows * config_.q_lora_rank);
   carver.Take(scratch_.q, rows * heads * config_.qk_head_dim());
@@ -50,9 +53,10 @@ int64_t MlaNetwork::CarveScratch(std::byte* base) {
   carver.Take(scratch_.attention, rows * heads * config_.v_head_dim);
   carver.Take(scratch_.lse, rows * heads);
   carver.Take(scratch_.mlp, rows * config_.intermediate_size);
-  carver.Take(scratch_.piece_latent, piece * config_.kv_lora_rank);
-  carver.Take(scratch_.piece_k_rope, piece * config_.qk_rope_head_dim);
-  carver.Take(scratch_.piece_kv, piece * heads * (config_.qk_nope_head_dim + config_.v_head_dim));
+  carver.Take(scratch_.piece_latent, piece_bytes * config_.kv_lora_rank);
+  carver.Take(scratch_.piece_k_rope, piece_bytes * config_.qk_rope_head_dim);
+  carver.Take(scratch_.piece_kv,
+              piece_bytes * heads * (config_.qk_nope_head_dim + config_.v_head_dim));
   carver.Take(scratch_.plan, static_cast<int64_t>(StepPlan(limits).bytes().size()));
   carver.Take(scratch_.cu_seqlens_q, pieces_.max_entries());
   carver.Take(scratch_.cu_seqlens_kv, pieces_.max_entries());
@@ -61,7 +65,7 @@ int64_t MlaNetwork::CarveScratch(std::byte* base) {
   carver.Take(scratch_.slots, pieces_.max_slots());
   carver.Take(scratch_.linear_workspace,
               backend_.LinearWorkspaceBytes(
-                  std::max(limits.max_tokens, options_.piece_tokens),
+                  std::max(limits.max_tokens, piece_tokens_),
                   std::max({int64_t{config_.hidden_size}, int64_t{config_.q_lora_rank},
                             int64_t{config_.kv_lora_rank}, int64_t{config_.intermediate_size},
                             heads * config_.v_head_dim})));
@@ -210,12 +214,15 @@ absl::Status MlaNetwork::AttendRagged(const StepView& step, const AttentionWeigh
                        .q_rope = scratch_.q + config_.qk_nope_head_dim,
                        .q_rope_row_stride = q_row_stride(),
                        .q_rope_head_stride = q_head_stride,
+                       .kv_dtype = kv_dtype_,
+                       .num_keys = pass.num_keys,
                        .k_nope = scratch_.piece_kv,
                        .k_nope_row_stride = heads * kv_head_stride,
                        .k_nope_head_stride = kv_head_stride,
                        .k_rope = scratch_.piece_k_rope,
                        .k_rope_row_stride = config_.qk_rope_head_dim,
-                       .v = scratch_.piece_kv + config_.qk_nope_head_dim,
+                       .v = scratch_.piece_kv +
+                            int64_t{config_.qk_nope_head_dim} * kernels::DTypeBits(kv_dtype_) / 8,
                        .v_row_stride = heads * kv_head_stride,
                        .v_head_stride = kv_head_stride,
                        .out = scratch_.attention,
@@ -236,6 +243,7 @@ absl::Status MlaNetwork::DecompressPiece(const StepView& step, const AttentionWe
                                                    .pages = LatentPages(step, layer),
                                                    .kv_lora_rank = config_.kv_lora_rank,
                                                    .rope_dim = config_.qk_rope_head_dim,
+                                                   .dtype = kv_dtype_,
                                                    .latent = scratch_.piece_latent,
                                                    .latent_row_stride = config_.kv_lora_rank,
                                                    .k_rope = scratch_.piece_k_rope,
@@ -243,13 +251,14 @@ absl::Status MlaNetwork::DecompressPiece(const StepView& step, const AttentionWe
   const int64_t columns =
       int64_t{config_.num_attention_heads} * (config_.qk_nope_head_dim + config_.v_head_dim);
   const kernels::OutputSegment output{
-      .data = scratch_.piece_kv, .row_stride = columns, .columns = columns};
-  return backend_.Linear(step.context,
-                         {.weight = weights.kv_b.get(),
-                          .num_rows = pass.num_keys,
-                          .input = FloatRows(scratch_.piece_latent, config_.kv_lora_rank),
-                          .outputs = {&output, 1},
-                          .workspace = step.linear_workspace});
+      .data = scratch_.piece_kv, .row_stride = columns, .columns = columns, .dtype = kv_dtype_};
+  return backend_.Linear(step.context, {.weight = weights.kv_b.get(),
+                                        .num_rows = pass.num_keys,
+                                        .input = {.data = scratch_.piece_latent,
+                                                  .dtype = kv_dtype_,
+                                                  .row_stride = config_.kv_lora_rank},
+                                        .outputs = {&output, 1},
+                                        .workspace = step.linear_workspace});
 }
 
 absl::Status MlaNetwork::ProjectOutput(const StepView& step, const AttentionWeights& weights) {

@@ -42,19 +42,19 @@ class MlaNetwork : public Network {
 
   // Device arrays that a step computes in, rows of the step first.
   struct Scratch {
-    float* hidden = nullptr;          // [max_tokens, hidden], the residual stream
-    float* q_a = nullptr;             // [max_tokens, q_lora_rank]
-    float* q = nullptr;               // [max_tokens, H, nope + rope]
-    float* kv_a = nullptr;            // [max_tokens, kv_lora_rank + rope]
-    float* q_latent = nullptr;        // [max_latent_rows, H, kv_lora_rank]
-    float* attention = nullptr;       // [max_tokens, H, v]
-    float* lse = nullptr;             // [H, max_tokens]
-    float* mlp = nullptr;             // [max_tokens, intermediate]
-    float* piece_latent = nullptr;    // [piece_tokens, kv_lora_rank]
-    float* piece_k_rope = nullptr;    // [piece_tokens, rope]
-    float* piece_kv = nullptr;        // [piece_tokens, H, nope + v]
-    std::byte* plan = nullptr;        // the plan's bytes
-    int32_t* cu_seqlens_q = nullptr;  // the arrays of PrefillPieces
+    float* hidden = nullptr;            // [max_tokens, hidden], the residual stream
+    float* q_a = nullptr;               // [max_tokens, q_lora_rank]
+    float* q = nullptr;                 // [max_tokens, H, nope + rope]
+    float* kv_a = nullptr;              // [max_tokens, kv_lora_rank + rope]
+    float* q_latent = nullptr;          // [max_latent_rows, H, kv_lora_rank]
+    float* attention = nullptr;         // [max_tokens, H, v]
+    float* lse = nullptr;               // [H, max_tokens]
+    float* mlp = nullptr;               // [max_tokens, intermediate]
+    std::byte* piece_latent = nullptr;  // [piece_tokens, kv_lora_rank], these in kv_dtype_
+    std::byte* piece_k_rope = nullptr;  // [piece_tokens, rope]
+    std::byte* piece_kv = nullptr;      // [piece_tokens, H, nope + v]
+    std::byte* plan = nullptr;          // the plan's bytes
+    int32_t* cu_seqlens_q = nullptr;    // the arrays of PrefillPieces
     int32_t* cu_seqlens_kv = nullptr;
     int32_t* causal_offset = nullptr;
     int32_t* q_row_begin = nullptr;
@@ -123,6 +123,8 @@ class MlaNetwork : public Network {
   const int32_t max_model_len_;
   const CacheLayout cache_layout_;
   kernels::Backend& backend_;
+  const kernels::DType kv_dtype_;  // of what is decompressed
+  const int32_t piece_tokens_;
   PrefillPieces pieces_;
   DeviceRope rope_;
   std::unique_ptr<kernels::Buffer> scratch_memory_;

@@ -67,7 +67,8 @@ struct NetworkOptions {
   int32_t block_size = 64;
   StepLimits limits;            // scratch is allocated for these
   int32_t max_model_len = 0;    // 0: the checkpoint's max_position_embeddings
-  int32_t piece_tokens = 512;   // keys decompressed at a time in ragged prefill
+  int32_t piece_tokens = 0;     // keys decompressed at a time in ragged prefill; 0: what suits
+                                // the device
   bool random_weights = false;  // model_dir needs a config.json only (random_tensors.h)
 };
 

@@ -28,9 +28,9 @@ absl::Status CheckNetworkOptions(const NetworkOptions& options, const ModelConfi
                                                    " is not within the checkpoint's ",
                                                    config.max_position_embeddings, " positions"));
   }
-  if (options.piece_tokens <= 0) {
+  if (options.piece_tokens < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("piece_tokens must be positive, is ", options.piece_tokens));
+        absl::StrCat("piece_tokens must not be negative, is ", options.piece_tokens));
   }
   return MakeCacheSpec(config, options.kv_cache_dtype, options.block_size).Validate();
 }

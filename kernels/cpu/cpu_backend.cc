@@ -44,6 +44,8 @@ class CpuAttention final : public AttentionBackend {
  public:
   explicit CpuAttention(ThreadPool& pool) : pool_(pool) {}
 
+  DType ragged_kv_dtype() const override { return DType::kFloat32; }
+  int32_t ragged_piece_tokens() const override { return 512; }
   absl::Status RaggedMha(const LaunchContext&, const RaggedMhaParams& params) override {
     return cpu::RaggedMha(pool_, params);
   }

@@ -66,6 +66,12 @@ absl::Status CheckSupported(const LinearParams& params, const CpuPackedLinear& w
   if (params.input.scales != nullptr) {
     return absl::InvalidArgumentError("no cpu kernel for activations with scales");
   }
+  for (const OutputSegment& segment : params.outputs) {
+    if (segment.dtype != DType::kFloat32) {
+      return absl::InvalidArgumentError(absl::StrCat("no cpu kernel for outputs of dtype ",
+                                                     std::string(DTypeName(segment.dtype))));
+    }
+  }
   if (params.epilogue == LinearEpilogue::kSwiGlu && !weight.supports_swiglu()) {
     return absl::InvalidArgumentError(
         absl::StrCat("swiglu needs as many gate rows as up rows, packed alike; weight has ",
@@ -107,7 +113,8 @@ void StoreRow(const LinearParams& params, int64_t row, int64_t begin, int32_t co
     const int64_t from = std::max(begin, segment_begin);
     const int64_t to = std::min(begin + columns, segment_begin + segment.columns);
     if (from < to) {
-      float* out = segment.data + row * segment.row_stride + (from - segment_begin);
+      float* out =
+          static_cast<float*>(segment.data) + row * segment.row_stride + (from - segment_begin);
       const float* in = values + (from - begin);
       if (params.epilogue == LinearEpilogue::kResidual) {
         const float* residual =

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/attention_tile.h"
@@ -28,6 +29,10 @@ absl::Status CheckRunningTotals(const char* name, const int32_t* totals, int32_t
 }
 
 absl::Status CheckArrays(const RaggedMhaParams& params) {
+  if (params.kv_dtype != DType::kFloat32) {
+    return absl::InvalidArgumentError(absl::StrCat("ragged_mha: no cpu kernel for keys of dtype ",
+                                                   std::string(DTypeName(params.kv_dtype))));
+  }
   absl::Status status = CheckRunningTotals("cu_seqlens_q", params.cu_seqlens_q, params.num_seqs);
   if (status.ok()) {
     status = CheckRunningTotals("cu_seqlens_kv", params.cu_seqlens_kv, params.num_seqs);
@@ -87,9 +92,10 @@ Task FindTask(const RaggedMhaParams& params, int64_t index) {
 }
 
 // `base` may be null where a part has no dimensions.
-const float* At(const float* base, int64_t row, int64_t row_stride, int64_t head,
+const float* At(const void* base, int64_t row, int64_t row_stride, int64_t head,
                 int64_t head_stride) {
-  return base == nullptr ? nullptr : base + row * row_stride + head * head_stride;
+  return base == nullptr ? nullptr
+                         : static_cast<const float*>(base) + row * row_stride + head * head_stride;
 }
 
 // Rows of Q, K and V usually lie a power of two apart, so that a tile of them shares few cache

@@ -52,6 +52,7 @@ class Runtime {
             context.stream == nullptr ? stream_.get() : static_cast<cudaStream_t>(context.stream)};
   }
 
+  const Device& device() const { return device_; }
   LaunchContext copy_context() const { return {.stream = copy_stream_.get()}; }
 
   absl::Status Synchronize(const LaunchContext& context) const {
@@ -80,6 +81,11 @@ absl::Status NotYet(absl::string_view operation) {
 class CudaAttention final : public AttentionBackend {
  public:
   explicit CudaAttention(const Runtime& runtime) : runtime_(runtime) {}
+
+  DType ragged_kv_dtype() const override {
+    return runtime_.device().bfloat16 ? DType::kBfloat16 : DType::kFloat32;
+  }
+  int32_t ragged_piece_tokens() const override { return 4096; }
 
   absl::Status RaggedMha(const LaunchContext& context, const RaggedMhaParams& params) override {
     return cuda::RaggedMha(runtime_.On(context), params);

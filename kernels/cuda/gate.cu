@@ -8,6 +8,7 @@ namespace kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = 128;
+constexpr int32_t kSortThreads = 512;
 constexpr int32_t kRowsPerBlock = kThreads / kWarpSize;
 
 // A warp a row.
@@ -22,36 +23,28 @@ __global__ void __launch_bounds__(kThreads)
             choice.weights + row * gate.top_k);
 }
 
-// A block an expert.
-__global__ void __launch_bounds__(kThreads) CountKernel(ExpertChoice choice) {
+// A block an expert: its pairs get slots in the order of their rows, after those of lower experts.
+__global__ void __launch_bounds__(kSortThreads) SortKernel(ExpertChoice choice) {
   __shared__ int32_t scratch[33];
-  int32_t count = 0;
-  for (int32_t i = threadIdx.x; i < choice.num_slots(); i += kThreads) {
-    count += choice.ids[i] == static_cast<int32_t>(blockIdx.x) ? 1 : 0;
-  }
-  count = BlockSum(count, scratch);
-  if (threadIdx.x == 0) choice.count[blockIdx.x] = count;
-}
-
-// A block an expert: its pairs get slots in the order of their rows.
-__global__ void __launch_bounds__(kThreads) PlaceKernel(ExpertChoice choice) {
-  __shared__ int32_t scratch[33];
-  __shared__ int32_t warp_counts[kThreads / kWarpSize];
+  __shared__ int32_t warp_counts[kSortThreads / kWarpSize];
   const int32_t expert = static_cast<int32_t>(blockIdx.x);
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  int32_t before = 0;
-  for (int32_t e = threadIdx.x; e < expert; e += kThreads) before += choice.count[e];
-  int32_t next = BlockSum(before, scratch);
   const int32_t num_pairs = choice.num_slots();
-  for (int32_t begin = 0; begin < num_pairs; begin += kThreads) {
+  int32_t before = 0;
+  for (int32_t i = threadIdx.x; i < num_pairs; i += kSortThreads) {
+    before += choice.ids[i] < expert ? 1 : 0;
+  }
+  const int32_t first = BlockSum(before, scratch);
+  int32_t next = first;
+  for (int32_t begin = 0; begin < num_pairs; begin += kSortThreads) {
     const int32_t pair = begin + static_cast<int32_t>(threadIdx.x);
     const bool ours = pair < num_pairs && choice.ids[pair] == expert;
     const uint32_t lanes = __ballot_sync(kFullWarp, ours);
     if (lane == 0) warp_counts[warp] = __popc(lanes);
     __syncthreads();
     int32_t slot = next + __popc(lanes & ((1u << lane) - 1));
-    for (int32_t w = 0; w < kThreads / kWarpSize; ++w) {
+    for (int32_t w = 0; w < kSortThreads / kWarpSize; ++w) {
       if (w < warp) slot += warp_counts[w];
       next += warp_counts[w];
     }
@@ -61,6 +54,7 @@ __global__ void __launch_bounds__(kThreads) PlaceKernel(ExpertChoice choice) {
     }
     __syncthreads();
   }
+  if (threadIdx.x == 0) choice.count[expert] = next - first;
 }
 
 }  // namespace
@@ -74,11 +68,21 @@ absl::Status SelectExperts(const Launcher& launcher, const MoeParams& params, co
                 params, logits, choice);
 }
 
+absl::Status CopyChoice(const Launcher& launcher, const MoeParams& params,
+                        const ExpertChoice& choice) {
+  const auto copy = [&](auto* to, const auto* from) {
+    if (to == nullptr) return cudaSuccess;
+    return cudaMemcpyAsync(to, from, sizeof(*to) * static_cast<size_t>(choice.num_slots()),
+                           cudaMemcpyDeviceToDevice, launcher.stream);
+  };
+  RETURN_IF_ERROR(ToStatus(copy(params.topk_ids, choice.ids), "moe: copying topk_ids"));
+  return ToStatus(copy(params.topk_weights, choice.weights), "moe: copying topk_weights");
+}
+
 absl::Status SortByExpert(const Launcher& launcher, const ExpertChoice& choice) {
-  const LaunchShape shape{.grid = dim3(static_cast<uint32_t>(choice.num_experts)),
-                          .threads = kThreads};
-  RETURN_IF_ERROR(Launch(launcher, "moe count", CountKernel, shape, choice));
-  return Launch(launcher, "moe place", PlaceKernel, shape, choice);
+  return Launch(launcher, "moe sort", SortKernel,
+                {.grid = dim3(static_cast<uint32_t>(choice.num_experts)), .threads = kSortThreads},
+                choice);
 }
 
 }  // namespace kernels::cuda

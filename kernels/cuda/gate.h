@@ -31,6 +31,10 @@ struct ExpertChoice {
 absl::Status SelectExperts(const Launcher& launcher, const MoeParams& params, const float* logits,
                            const ExpertChoice& choice);
 
+// The optional outputs of the gate: params.topk_ids and topk_weights.
+absl::Status CopyChoice(const Launcher& launcher, const MoeParams& params,
+                        const ExpertChoice& choice);
+
 // choice.ids -> count, slot_row and slot_of_pair.
 absl::Status SortByExpert(const Launcher& launcher, const ExpertChoice& choice);
 

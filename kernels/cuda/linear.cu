@@ -1,8 +1,8 @@
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/gemm.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear.h"
+#include "kernels/cuda/linear_output.cuh"
 #include "kernels/cuda/skinny_linear.h"
 #include "kernels/cuda/tile_product.cuh"
 #include "status/check.h"
@@ -55,25 +55,9 @@ struct LinearArgs {
   int64_t columns;  // of the output
   int64_t depth;
   LinearEpilogue epilogue;
-  const float* residual;  // of kResidual
   float swiglu_limit;
-  OutputSegment segments[kMaxSegments] = {};
-  int32_t num_segments;
+  LinearOutput output;
 };
-
-__device__ void Store(const LinearArgs& args, int64_t row, int64_t column, float value) {
-  for (int32_t s = 0; s < args.num_segments; ++s) {
-    const OutputSegment& segment = args.segments[s];
-    if (column >= segment.columns) {
-      column -= segment.columns;
-      continue;
-    }
-    const int64_t at = row * segment.row_stride + column;
-    segment.data[at] =
-        args.epilogue == LinearEpilogue::kResidual ? value + args.residual[at] : value;
-    return;
-  }
-}
 
 // Grid: column tiles, row tiles.
 __global__ void __launch_bounds__(kTileThreads) LinearKernel(LinearArgs args) {
@@ -104,7 +88,8 @@ __global__ void __launch_bounds__(kTileThreads) LinearKernel(LinearArgs args) {
   for (int32_t i = 0; i < 2; ++i) {
     for (int32_t j = 0; j < 4; ++j) {
       const int64_t row = row_begin + TileRow(i), column = column_begin + TileColumn(j);
-      if (row < args.rows && column < args.columns) Store(args, row, column, sums.value[i][j]);
+      if (row < args.rows && column < args.columns)
+        Store(args.output, row, column, sums.value[i][j]);
     }
   }
 }
@@ -181,6 +166,9 @@ absl::Status Linear(const Launcher& launcher, const LinearParams& params) {
   if (launcher.device.bfloat16 && CanRunSkinny(params, weight.stack())) {
     return SkinnyLinear(launcher, params, weight.stack());
   }
+  if (launcher.device.bfloat16 && CanRunGemm(params, weight.stack())) {
+    return Gemm(launcher, params, weight.stack());
+  }
   const bool swiglu = params.epilogue == LinearEpilogue::kSwiGlu;
   LinearArgs args{.weight = weight.stack(),
                   .input = params.input.data,
@@ -190,10 +178,8 @@ absl::Status Linear(const Launcher& launcher, const LinearParams& params) {
                   .columns = swiglu ? weight.out_features() / 2 : weight.out_features(),
                   .depth = weight.in_features(),
                   .epilogue = params.epilogue,
-                  .residual = params.epilogue_residual,
                   .swiglu_limit = params.swiglu_limit,
-                  .num_segments = static_cast<int32_t>(params.outputs.size())};
-  std::copy(params.outputs.begin(), params.outputs.end(), args.segments);
+                  .output = MakeLinearOutput(params)};
   if (params.residual_in != nullptr || params.residual_out != nullptr ||
       params.norm_weight != nullptr) {
     if (params.workspace == nullptr) {

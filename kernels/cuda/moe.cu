@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/gate.h"
+#include "kernels/cuda/grouped_moe.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/moe_stream.h"
@@ -36,6 +37,7 @@ class CudaPackedExperts final : public PackedExperts {
   std::vector<int64_t> shared_intermediate;    // of each shared expert
   std::unique_ptr<DeviceBuffer> stream_views;  // StreamExpert of routed experts, if they stream
   StreamExperts stream;
+  GroupedExperts grouped;
 
   const ExpertMatrices* routed() const {
     return reinterpret_cast<const ExpertMatrices*>(views->data());
@@ -284,18 +286,6 @@ absl::Status RunSharedExperts(const Launcher& launcher, const CudaPackedExperts&
   return absl::OkStatus();
 }
 
-// The optional outputs of the gate.
-absl::Status CopyChoice(const Launcher& launcher, const MoeParams& params,
-                        const ExpertChoice& choice) {
-  const auto copy = [&](auto* to, const auto* from) {
-    if (to == nullptr) return cudaSuccess;
-    return cudaMemcpyAsync(to, from, sizeof(*to) * static_cast<size_t>(choice.num_slots()),
-                           cudaMemcpyDeviceToDevice, launcher.stream);
-  };
-  RETURN_IF_ERROR(ToStatus(copy(params.topk_ids, choice.ids), "moe: copying topk_ids"));
-  return ToStatus(copy(params.topk_weights, choice.weights), "moe: copying topk_weights");
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PackedExperts>> PackExperts(absl::Span<const ExpertTensors> routed,
@@ -331,6 +321,7 @@ absl::StatusOr<std::unique_ptr<PackedExperts>> PackExperts(absl::Span<const Expe
                                       static_cast<size_t>(views_bytes), cudaMemcpyHostToDevice),
                            "copying views of experts"));
   RETURN_IF_ERROR(MakeStreamExperts(uploaded.matrices, *experts));
+  ASSIGN_OR_RETURN(experts->grouped, MapExperts(uploaded.matrices, experts->num_routed));
   RETURN_IF_ERROR(ToStatus(cudaStreamSynchronize(nullptr), "copying views of experts"));
   return experts;
 }
@@ -338,10 +329,12 @@ absl::StatusOr<std::unique_ptr<PackedExperts>> PackExperts(absl::Span<const Expe
 int64_t MoeWorkspaceBytes(int32_t max_rows, const GateConfig& gate, int64_t hidden_size,
                           int64_t moe_intermediate_size, int64_t shared_intermediate_size) {
   Workspace work;
-  return std::max(LayOut(nullptr, max_rows, gate, hidden_size, moe_intermediate_size,
-                         shared_intermediate_size, work),
-                  StreamMoeWorkspaceBytes(max_rows, gate, hidden_size, moe_intermediate_size,
-                                          shared_intermediate_size));
+  return std::max({LayOut(nullptr, max_rows, gate, hidden_size, moe_intermediate_size,
+                          shared_intermediate_size, work),
+                   StreamMoeWorkspaceBytes(max_rows, gate, hidden_size, moe_intermediate_size,
+                                           shared_intermediate_size),
+                   GroupedMoeWorkspaceBytes(max_rows, gate, hidden_size, moe_intermediate_size,
+                                            shared_intermediate_size)});
 }
 
 absl::Status Moe(const Launcher& launcher, const MoeParams& params) {
@@ -354,6 +347,9 @@ absl::Status Moe(const Launcher& launcher, const MoeParams& params) {
       static_cast<const CudaPackedLinear&>(*params.gate_weight).stack();
   if (launcher.device.bfloat16 && CanStreamMoe(params, experts.stream, gate_weight)) {
     return StreamMoe(launcher, params, experts.stream, gate_weight);
+  }
+  if (launcher.device.bfloat16 && CanGroupMoe(params, experts.grouped, gate_weight)) {
+    return GroupedMoe(launcher, params, experts.grouped, gate_weight);
   }
   int64_t shared_intermediate = 0;
   for (const int64_t size : experts.shared_intermediate) shared_intermediate += size;

@@ -2,7 +2,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/attention_tile.cuh"
+#include "kernels/cuda/flash_mha.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/numbers.cuh"
 #include "status/status_macros.h"
 
 namespace kernels::cuda {
@@ -60,12 +62,15 @@ __global__ void __launch_bounds__(kAttentionThreads) RaggedMhaKernel(RaggedMhaPa
                                     head * params.q_rope_head_stride + d - nope];
   };
   const auto load_key = [&](int64_t j, int32_t d) {
-    return d < nope ? params.k_nope[(kv_begin + j) * params.k_nope_row_stride +
-                                    head * params.k_nope_head_stride + d]
-                    : params.k_rope[(kv_begin + j) * params.k_rope_row_stride + d - nope];
+    return d < nope ? LoadElement(params.k_nope, params.kv_dtype,
+                                  (kv_begin + j) * params.k_nope_row_stride +
+                                      head * params.k_nope_head_stride + d)
+                    : LoadElement(params.k_rope, params.kv_dtype,
+                                  (kv_begin + j) * params.k_rope_row_stride + d - nope);
   };
   const auto load_value = [&](int64_t j, int32_t d) {
-    return params.v[(kv_begin + j) * params.v_row_stride + head * params.v_head_stride + d];
+    return LoadElement(params.v, params.kv_dtype,
+                       (kv_begin + j) * params.v_row_stride + head * params.v_head_stride + d);
   };
   AttendKeys(shared, shape, tile.num_rows, 0, num_keys, load_query, load_key, load_value);
 
@@ -99,6 +104,10 @@ __global__ void __launch_bounds__(kAttentionThreads) RaggedMhaKernel(RaggedMhaPa
 
 absl::Status RaggedMha(const Launcher& launcher, const RaggedMhaParams& params) {
   RETURN_IF_ERROR(CheckRaggedMha(params));
+  if (launcher.device.bfloat16 && params.num_rows > 0 && params.num_seqs > 0 &&
+      CanRunFlashMha(params)) {
+    return FlashMha(launcher, params);
+  }
   const size_t shared_bytes = AttentionSharedBytes(params.v_head_dim);
   if (shared_bytes > kMaxSharedBytes) {
     return absl::InvalidArgumentError(

@@ -1,8 +1,7 @@
 #include "kernels/cuda/skinny_linear.h"
 
-#include <algorithm>
-
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/linear_output.cuh"
 #include "kernels/cuda/numbers.cuh"
 #include "kernels/cuda/weight_stream.cuh"
 
@@ -19,25 +18,12 @@ struct Args {
   const float* norm_weight = nullptr;  // null: no norm
   float norm_eps = 0;
   LinearEpilogue epilogue = LinearEpilogue::kNone;
-  const float* residual = nullptr;
   float swiglu_limit = 0;
-  OutputSegment segments[kMaxSegments] = {};
-  int32_t num_segments = 0;
+  LinearOutput output;
 };
 
-__device__ void Store(const Args& args, int64_t row, int64_t column, float value) {
-  if (row >= args.num_rows || column >= args.columns) return;
-  for (int32_t s = 0; s < args.num_segments; ++s) {
-    const OutputSegment& segment = args.segments[s];
-    if (column >= segment.columns) {
-      column -= segment.columns;
-      continue;
-    }
-    const int64_t at = row * segment.row_stride + column;
-    segment.data[at] =
-        args.epilogue == LinearEpilogue::kResidual ? value + args.residual[at] : value;
-    return;
-  }
+__device__ void StoreWithin(const Args& args, int64_t row, int64_t column, float value) {
+  if (row < args.num_rows) Store(args.output, row, column, value);
 }
 
 // 1 / rms of every row, in shared memory; the block's work.
@@ -112,13 +98,13 @@ __global__ void __launch_bounds__(kStreamThreads) SkinnyKernel(Args args) {
   if (warp >= kTiles) return;
   const int64_t row = warp * kTokensPerTile + 2 * t;
   if (swiglu) {
-    Store(args, row, first, SwiGlu(total.x, total.z, args.swiglu_limit));
-    Store(args, row + 1, first, SwiGlu(total.y, total.w, args.swiglu_limit));
+    StoreWithin(args, row, first, SwiGlu(total.x, total.z, args.swiglu_limit));
+    StoreWithin(args, row + 1, first, SwiGlu(total.y, total.w, args.swiglu_limit));
   } else {
-    Store(args, row, first, total.x);
-    Store(args, row + 1, first, total.y);
-    Store(args, row, second, total.z);
-    Store(args, row + 1, second, total.w);
+    StoreWithin(args, row, first, total.x);
+    StoreWithin(args, row + 1, first, total.y);
+    StoreWithin(args, row, second, total.z);
+    StoreWithin(args, row + 1, second, total.w);
   }
 }
 
@@ -148,10 +134,8 @@ absl::Status SkinnyLinear(const Launcher& launcher, const LinearParams& params,
             .norm_weight = params.norm_weight,
             .norm_eps = params.norm_eps,
             .epilogue = params.epilogue,
-            .residual = params.epilogue_residual,
             .swiglu_limit = params.swiglu_limit,
-            .num_segments = static_cast<int32_t>(params.outputs.size())};
-  std::copy(params.outputs.begin(), params.outputs.end(), args.segments);
+            .output = MakeLinearOutput(params)};
   const int64_t rows_per_tile = swiglu ? kStreamRows / 2 : kStreamRows;
   const LaunchShape shape{.grid = dim3(static_cast<uint32_t>(CeilDiv(args.columns, rows_per_tile))),
                           .threads = kStreamThreads};

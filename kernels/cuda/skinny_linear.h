@@ -15,7 +15,6 @@
 namespace kernels::cuda {
 
 inline constexpr int32_t kMaxSkinnyRows = 16;
-inline constexpr int32_t kMaxSegments = 4;  // of any Linear
 
 bool CanRunSkinny(const LinearParams& params, const MatrixStack& weight);
 

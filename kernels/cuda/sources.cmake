@@ -2,7 +2,10 @@
 set(FERRY_CUDA_KERNELS
   absorbed_decode.cu
   embed.cu
+  flash_mha.cu
   gate.cu
+  gemm.cu
+  grouped_moe.cu
   head_and_sample.cu
   head_linear.cu
   head_stream.cu
@@ -20,4 +23,5 @@ set(FERRY_CUDA_SOURCES
   device.cc
   device_memory.cc
   fault.cc
-  stored_matrix.cc)
+  stored_matrix.cc
+  tensor_map.cc)

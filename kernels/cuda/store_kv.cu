@@ -116,10 +116,13 @@ __global__ void __launch_bounds__(kThreads) GatherKvKernel(GatherKvParams params
   for (int32_t i = threadIdx.x; i < rank + params.rope_dim; i += kThreads) {
     const float value =
         entry == nullptr ? 0.0f : LoadEntryValue(entry, params.pages.format, rank, i);
-    if (i < rank) {
-      params.latent[row * params.latent_row_stride + i] = value;
+    void* out = i < rank ? params.latent : params.k_rope;
+    const int64_t at =
+        i < rank ? row * params.latent_row_stride + i : row * params.k_rope_row_stride + i - rank;
+    if (params.dtype == DType::kBfloat16) {
+      static_cast<uint16_t*>(out)[at] = Bfloat16FromFloat(value);
     } else {
-      params.k_rope[row * params.k_rope_row_stride + i - rank] = value;
+      static_cast<float*>(out)[at] = value;
     }
   }
 }

@@ -262,9 +262,9 @@ std::vector<float> Chunked(ThreadPool& pool, Batch batch, const std::vector<int3
       params.cu_seqlens_kv = cu_kv.data();
       params.causal_offset = &offset;
       params.q_row_begin = &q_row_begin;
-      params.k_nope += begin * batch.kv_row_stride;
-      params.k_rope += begin * batch.rope_row_stride;
-      params.v += begin * batch.kv_row_stride;
+      params.k_nope = static_cast<const float*>(params.k_nope) + begin * batch.kv_row_stride;
+      params.k_rope = static_cast<const float*>(params.k_rope) + begin * batch.rope_row_stride;
+      params.v = static_cast<const float*>(params.v) + begin * batch.kv_row_stride;
       params.accumulate = begin > 0;
       EXPECT_TRUE(RaggedMha(pool, params).ok());
     }

@@ -315,6 +315,78 @@ TEST_F(CudaRoundingLinearTest, ARowHasTheSameBitsWhereverItStandsInASmallBatch) 
   }
 }
 
+// Many rows: tiles of 128 x 128 (64 with kSwiGlu), full and not; odd segments and even ones.
+TEST_F(CudaRoundingLinearTest, ManyRowsEqualTheCpu) {
+  struct Shape {
+    int64_t n, k;
+    int32_t rows;
+  };
+  for (const Shape& shape :
+       {Shape{8, 8, 17}, {128, 64, 128}, {130, 72, 129}, {300, 200, 64}, {260, 1032, 257}}) {
+    SCOPED_TRACE(testing::Message() << shape.n << " x " << shape.k << ", " << shape.rows);
+    const TestWeight weight = MakeWeight({"", DType::kBfloat16}, shape.n, shape.k, 1);
+    const std::vector<float> input = RoundFloats(shape.rows * shape.k, 2);
+    const double bound = SumBound(weight, input, shape.rows);
+    for (const LinearEpilogue epilogue :
+         {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu, LinearEpilogue::kResidual}) {
+      const Case c{&weight, shape.rows, epilogue};
+      const Result actual = Run(*device_, c, input), expected = Run(*host_, c, input);
+      const double scale = epilogue == LinearEpilogue::kSwiGlu ? 2 * bound / 0x1p-21 : 1;
+      const numerics::Tolerance tolerance{.abs = bound * scale, .cosine = 1e-9};
+      EXPECT_TRUE(AllClose(actual.first, expected.first, tolerance));
+      EXPECT_TRUE(AllClose(actual.rest, expected.rest, tolerance));
+    }
+  }
+}
+
+TEST_F(CudaRoundingLinearTest, RoundedInputsAndOutputsEqualTheirFloats) {
+  constexpr int64_t kN = 200, kK = 136;
+  constexpr int32_t kRows = 150;
+  const TestWeight weight = MakeWeight({"", DType::kBfloat16}, kN, kK, 1);
+  const TestWeight input = MakeWeight({"", DType::kBfloat16}, kRows, kK, 2);
+  const Result expected = Run(*host_, {&weight, kRows}, RoundFloats(kRows * kK, 2));
+  const auto packed = device_->PackLinear({weight.tensor});
+  for (const int32_t rows : {9, kRows}) {  // few rows go another way
+    std::byte* workspace = Workspace(device_->LinearWorkspaceBytes(rows, kK));
+    auto* first = Upload(std::vector<uint16_t>(rows * 4, 0xffff));
+    auto* rest = Upload(std::vector<uint16_t>(rows * kN, 0xffff));
+    const OutputSegment segments[] = {{first, 4, 3, DType::kBfloat16},
+                                      {rest, kN, kN - 3, DType::kBfloat16}};
+    ASSERT_TRUE(device_
+                    ->Linear({}, {.weight = packed->get(),
+                                  .num_rows = rows,
+                                  .input = {.data = Upload(input.bytes),
+                                            .dtype = DType::kBfloat16,
+                                            .row_stride = kK},
+                                  .outputs = segments,
+                                  .workspace = workspace})
+                    .ok());
+    const std::vector<uint16_t> out = Download(rest, static_cast<size_t>(rows * kN));
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < kN - 3; ++c) {
+        const double value = DecodeBits(out[r * kN + c], 8, 7, false);
+        EXPECT_NEAR(value, expected.rest[r * (kN + 1) + c], 1e-3 + 0x1p-8 * std::abs(value));
+      }
+      EXPECT_EQ(out[r * kN + kN - 1], 0xffff);
+    }
+  }
+}
+
+TEST_F(CudaRoundingLinearTest, ARowHasTheSameBitsInEveryLargeBatch) {
+  constexpr int64_t kN = 200, kK = 544;
+  const TestWeight weight = MakeWeight({"", DType::kBfloat16}, kN, kK, 3);
+  const std::vector<float> input = RandomFloats(300 * kK, 4);
+  const Result together = Run(*device_, {&weight, 300, LinearEpilogue::kNone, true}, input);
+  const Result again = Run(*device_, {&weight, 300, LinearEpilogue::kNone, true}, input);
+  EXPECT_TRUE(BitEqual(again.rest, together.rest));
+  for (const int32_t row : {0, 7, 100, 279}) {
+    const std::vector<float> part(input.begin() + row * kK, input.begin() + (row + 20) * kK);
+    const Result alone = Run(*device_, {&weight, 20, LinearEpilogue::kNone, true}, part);
+    EXPECT_TRUE(BitEqual(
+        alone.rest, absl::MakeConstSpan(together.rest).subspan(row * (kN + 1), 20 * (kN + 1))));
+  }
+}
+
 TEST_F(CudaRoundingLinearTest, HeadsEqualTheCpu) {
   constexpr int64_t kHeads = 3, kHeadRows = 96, kCols = 160;
   const TestWeight weight = MakeWeight({"", DType::kBfloat16}, kHeads * kHeadRows, kCols, 1);

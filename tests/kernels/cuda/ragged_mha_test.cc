@@ -1,6 +1,8 @@
 #include "kernels/ragged_mha.h"
 
+#include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "tests/kernels/cuda/device_test.h"
@@ -159,7 +161,9 @@ TEST_F(CudaRaggedMhaTest, ChunkedEqualsWholeBitForBit) {
   const Batch batch({2, 40, 12, 36}, {kLength}, {kLength}, 31);
   const auto run = [&](const std::vector<int32_t>& ends) {
     RaggedMhaParams params = DeviceParams(batch);
-    const float *k_nope = params.k_nope, *k_rope = params.k_rope, *v = params.v;
+    const auto* k_nope = static_cast<const float*>(params.k_nope);
+    const auto* k_rope = static_cast<const float*>(params.k_rope);
+    const auto* v = static_cast<const float*>(params.v);
     int32_t done = 0;
     for (const int32_t end : ends) {
       for (int32_t begin = 0; begin < end; begin += kPiece) {
@@ -204,6 +208,154 @@ TEST_F(CudaRaggedMhaTest, RefusesWhatCannotBe) {
   params = DeviceParams(batch);
   params.v_head_dim = 1 << 20;
   EXPECT_EQ(device_->attention().RaggedMha({}, params).code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Keys and values in bf16 on a device that rounds: heads of 128 + 64 and 128 go another way.
+class CudaFlashMhaTest : public DeviceTest {
+ protected:
+  CudaFlashMhaTest() : DeviceTest(/*bfloat16=*/true) {}
+
+  static uint16_t Round(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
+  static std::vector<uint16_t> Round(const std::vector<float>& values) {
+    std::vector<uint16_t> rounded(values.size());
+    for (size_t i = 0; i < values.size(); ++i) rounded[i] = Round(values[i]);
+    return rounded;
+  }
+  // A batch whose queries, keys and values are bf16 numbers.  `dense`: strides that the copy engine
+  // takes.
+  static Batch MakeBatch(const std::vector<int32_t>& q_lens, const std::vector<int32_t>& kv_lens,
+                         uint32_t seed, bool dense = true) {
+    Batch batch({3, 128, 64, 128}, q_lens, kv_lens, seed);
+    if (dense) {
+      RaggedMhaParams& p = batch.params;
+      p.q_nope_head_stride = p.q_rope_head_stride = 196;
+      p.q_nope_row_stride = p.q_rope_row_stride = 3 * 196 + 4;
+      p.k_nope_head_stride = p.v_head_stride = 264;
+      p.k_nope_row_stride = p.v_row_stride = 3 * 264 + 8;
+      p.k_rope_row_stride = 72;
+      p.out_head_stride = 132;
+      p.out_row_stride = 3 * 132 + 4;
+      batch.q = RandomTensor(p.num_rows * p.q_nope_row_stride, seed);
+      batch.kv = RandomTensor(batch.cu_kv.back() * p.k_nope_row_stride, seed + 1);
+      batch.k_rope = RandomTensor(batch.cu_kv.back() * p.k_rope_row_stride, seed + 2);
+      batch.out.assign(p.num_rows * p.out_row_stride, kNan);
+    }
+    for (auto* values : {&batch.q, &batch.kv, &batch.k_rope}) {
+      for (float& value : *values) {
+        const uint32_t bits = uint32_t{Round(value)} << 16;
+        std::memcpy(&value, &bits, sizeof(value));
+      }
+    }
+    batch.params.softmax_scale = 0.0722f;
+    batch.params.num_keys = batch.cu_kv.back();
+    return batch;
+  }
+  RaggedMhaParams DeviceParams(const Batch& batch) {
+    RaggedMhaParams params = batch.params;
+    params.cu_seqlens_q = Upload(batch.cu_q);
+    params.cu_seqlens_kv = Upload(batch.cu_kv);
+    params.q_nope = Upload(batch.q);
+    params.q_rope = params.q_nope + params.qk_nope_head_dim;
+    params.kv_dtype = DType::kBfloat16;
+    const uint16_t* kv = Upload(Round(batch.kv));
+    params.k_nope = kv;
+    params.v = kv + params.qk_nope_head_dim;
+    params.k_rope = Upload(Round(batch.k_rope));
+    params.out = Upload(batch.out);
+    params.lse = Upload(batch.lse);
+    return params;
+  }
+  static RaggedMhaParams HostParams(Batch& batch) {
+    RaggedMhaParams params = batch.params;
+    params.cu_seqlens_q = batch.cu_q.data();
+    params.cu_seqlens_kv = batch.cu_kv.data();
+    params.q_nope = batch.q.data();
+    params.q_rope = params.q_nope + params.qk_nope_head_dim;
+    params.k_nope = batch.kv.data();
+    params.v = batch.kv.data() + params.qk_nope_head_dim;
+    params.k_rope = batch.k_rope.data();
+    params.out = batch.out.data();
+    params.lse = batch.lse.data();
+    return params;
+  }
+  // Attention weights are rounded to 8 bits, values are of unit size.
+  void ExpectClose(const Batch& batch, const RaggedMhaParams& device) {
+    EXPECT_TRUE(AllClose(Download(device.out, batch.out.size()), batch.out,
+                         {.abs = 0x1p-7, .rel = 0x1p-7, .cosine = 5e-6}));
+    EXPECT_TRUE(AllClose(Download(device.lse, batch.lse.size()), batch.lse,
+                         {.abs = 1e-4, .rel = 1e-5, .cosine = 1e-10}));
+  }
+};
+
+TEST_F(CudaFlashMhaTest, EqualsTheCpu) {
+  for (const bool dense : {true, false}) {
+    SCOPED_TRACE(dense);
+    // One token; prefixes; tile edges; without rows, keys, both; more rows than keys.
+    Batch batch = MakeBatch({1, 5, 127, 128, 129, 0, 3, 0, 7, 300, 64, 65, 1},
+                            {1, 70, 127, 128, 129, 9, 0, 0, 4, 511, 64, 193, 400}, 11, dense);
+    const RaggedMhaParams device = DeviceParams(batch);
+    ASSERT_TRUE(device_->attention().RaggedMha({}, device).ok());
+    ASSERT_TRUE(host_->attention().RaggedMha({}, HostParams(batch)).ok());
+    ExpectClose(batch, device);  // NaN where nothing is written
+    const std::vector<float> once = Download(device.out, batch.out.size());
+    ASSERT_TRUE(device_->attention().RaggedMha({}, device).ok());
+    EXPECT_TRUE(BitEqual(Download(device.out, batch.out.size()), once));
+  }
+}
+
+TEST_F(CudaFlashMhaTest, CausalOffsetsAndAccumulationEqualTheCpu) {
+  Batch batch = MakeBatch({200, 60, 60, 60}, {400, 100, 100, 100}, 3);
+  const std::vector<int32_t> offsets = {70, -30, 1000000, -100}, row_begin = {0, 200, 260, 320};
+  RaggedMhaParams device = DeviceParams(batch), host = HostParams(batch);
+  ASSERT_TRUE(device_->attention().RaggedMha({}, device).ok());
+  ASSERT_TRUE(host_->attention().RaggedMha({}, host).ok());
+  device.accumulate = host.accumulate = true;
+  host.causal_offset = offsets.data();
+  host.q_row_begin = row_begin.data();
+  device.causal_offset = Upload(offsets);
+  device.q_row_begin = Upload(row_begin);
+  ASSERT_TRUE(device_->attention().RaggedMha({}, device).ok());
+  ASSERT_TRUE(host_->attention().RaggedMha({}, host).ok());
+  ExpectClose(batch, device);
+}
+
+TEST_F(CudaFlashMhaTest, NoOtherSequenceLeaksIn) {
+  const std::vector<int32_t> lengths = {150, 90, 200};
+  const Batch clean = MakeBatch(lengths, lengths, 5);
+  const RaggedMhaParams clean_params = DeviceParams(clean);
+  ASSERT_TRUE(device_->attention().RaggedMha({}, clean_params).ok());
+  const std::vector<float> expected = Download(clean_params.out, clean.out.size());
+  Batch poisoned = MakeBatch(lengths, lengths, 5);
+  const RaggedMhaParams& p = poisoned.params;
+  for (const auto& [begin, end] : {std::pair{0, 150}, {240, 440}}) {
+    std::fill(poisoned.kv.begin() + begin * p.k_nope_row_stride,
+              poisoned.kv.begin() + end * p.k_nope_row_stride, kNan);
+    std::fill(poisoned.q.begin() + begin * p.q_nope_row_stride,
+              poisoned.q.begin() + end * p.q_nope_row_stride, kNan);
+  }
+  const RaggedMhaParams device = DeviceParams(poisoned);
+  ASSERT_TRUE(device_->attention().RaggedMha({}, device).ok());
+  const auto rows = [&](const std::vector<float>& out) {
+    return absl::MakeConstSpan(out).subspan(150 * p.out_row_stride, 90 * p.out_row_stride);
+  };
+  EXPECT_TRUE(BitEqual(rows(Download(device.out, poisoned.out.size())), rows(expected)));
+}
+
+TEST_F(CudaFlashMhaTest, LargeScoresDoNotOverflow) {
+  Batch batch = MakeBatch({140}, {140}, 77);
+  for (float& value : batch.q) value *= 8192;
+  const RaggedMhaParams device = DeviceParams(batch);
+  ASSERT_TRUE(device_->attention().RaggedMha({}, device).ok());
+  const std::vector<float> out = Download(device.out, batch.out.size());
+  for (int64_t row = 0; row < 140; ++row) {
+    for (int64_t d = 0; d < 128; ++d) {
+      EXPECT_TRUE(std::isfinite(out[row * batch.params.out_row_stride + d]));
+    }
+  }
 }
 
 }  // namespace

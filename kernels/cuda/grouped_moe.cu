@@ -1,0 +1,524 @@
+#include "kernels/cuda/grouped_moe.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/gate.h"
+#include "kernels/cuda/gemm_tile.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/tensor_core.cuh"
+#include "kernels/cuda/tensor_map.h"
+#include "status/status_macros.h"
+
+namespace kernels::cuda {
+namespace {
+
+constexpr int32_t kThreads = 256;
+constexpr int64_t kAlignment = 256;   // bytes
+constexpr int32_t kValues = 8;        // bf16 values that a thread takes at a time
+constexpr int32_t kRouteExperts = 8;  // that a warp takes at a time
+
+struct Workspace {
+  float* logits;  // [rows, experts]
+  ExpertChoice choice;
+  uint16_t* normed;            // [rows, hidden]
+  uint16_t* sorted;            // [slots, hidden]
+  uint16_t* activated;         // [slots, intermediate]
+  uint16_t* out;               // [slots, hidden]
+  uint16_t* shared_activated;  // [rows, shared intermediate]
+  uint16_t* shared_out;        // [rows, hidden]
+};
+
+// Sets the pointers of `work` within `base` (null: only measures) and returns the size.
+int64_t LayOut(std::byte* base, int64_t rows, const GateConfig& gate, int64_t hidden,
+               int64_t intermediate, int64_t shared_intermediate, Workspace& work) {
+  int64_t size = 0;
+  const auto take = [&](auto*& pointer, int64_t count) {
+    using T = std::remove_reference_t<decltype(*pointer)>;
+    pointer = base == nullptr ? nullptr : reinterpret_cast<T*>(base + size);
+    size += CeilDiv(count * static_cast<int64_t>(sizeof(T)), kAlignment) * kAlignment;
+  };
+  const int64_t slots = rows * gate.top_k;
+  take(work.logits, rows * gate.num_experts);
+  take(work.choice.ids, slots);
+  take(work.choice.weights, slots);
+  take(work.choice.count, gate.num_experts);
+  take(work.choice.slot_row, slots);
+  take(work.choice.slot_of_pair, slots);
+  take(work.normed, rows * hidden);
+  take(work.sorted, slots * hidden);
+  take(work.activated, slots * intermediate);
+  take(work.out, slots * hidden);
+  take(work.shared_activated, rows * shared_intermediate);
+  take(work.shared_out, rows * hidden);
+  return size;
+}
+
+struct RouteArgs {
+  const float* input = nullptr;
+  int64_t row_stride = 0;
+  const float* norm_weight = nullptr;
+  float norm_eps = 0;
+  const uint16_t* gate = nullptr;  // [experts, hidden]
+  int32_t num_rows = 0;
+  int32_t num_experts = 0;
+  int64_t hidden = 0;          // a multiple of 8
+  uint16_t* normed = nullptr;  // [rows, hidden]
+  float* logits = nullptr;     // [rows, experts]
+};
+
+__device__ float4 WidenFour(const uint16_t* from) {
+  const uint2 words = *reinterpret_cast<const uint2*>(from);
+  return make_float4(__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xffff0000),
+                     __uint_as_float(words.y << 16), __uint_as_float(words.y & 0xffff0000));
+}
+
+// Norm of row `row` to shared memory and, rounded, to `normed`; a warp's work.
+__device__ void NormRow(const RouteArgs& args, int64_t row, float* to) {
+  const int64_t lane = threadIdx.x % kWarpSize;
+  const float* x = args.input + row * args.row_stride;
+  double sum = 0;
+  for (int64_t i = 4 * lane; i < args.hidden; i += 4 * kWarpSize) {
+    const float4 v = *reinterpret_cast<const float4*>(x + i);
+    *reinterpret_cast<float4*>(to + i) = v;
+    sum += static_cast<double>(v.x) * v.x + static_cast<double>(v.y) * v.y +
+           static_cast<double>(v.z) * v.z + static_cast<double>(v.w) * v.w;
+  }
+  sum = WarpSum(sum);
+  const float inverse = static_cast<float>(
+      1.0 / sqrt(sum / static_cast<double>(args.hidden) + static_cast<double>(args.norm_eps)));
+  for (int64_t i = 4 * lane; i < args.hidden; i += 4 * kWarpSize) {
+    float4 v = *reinterpret_cast<const float4*>(to + i);
+    const float4 n = *reinterpret_cast<const float4*>(args.norm_weight + i);
+    v = make_float4(v.x * inverse * n.x, v.y * inverse * n.y, v.z * inverse * n.z,
+                    v.w * inverse * n.w);
+    *reinterpret_cast<float4*>(to + i) = v;
+    *reinterpret_cast<uint2*>(args.normed + row * args.hidden + i) =
+        make_uint2(PackBfloat16(v.x, v.y), PackBfloat16(v.z, v.w));
+  }
+}
+
+// A block takes kRows rows, its warps the experts in turns.  Shared: the normed rows in float32.
+template <int32_t kRows>
+__global__ void __launch_bounds__(kThreads) RouteKernel(RouteArgs args) {
+  auto* rows = reinterpret_cast<float*>(DynamicShared());  // [kRows, hidden]
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
+  const int64_t lane = threadIdx.x % kWarpSize;
+  const int64_t row_begin = int64_t{blockIdx.x} * kRows;
+  for (int32_t r = warp; r < kRows; r += kThreads / kWarpSize) {
+    // Rows past the end are the last one again.
+    const int64_t row = row_begin + r < args.num_rows ? row_begin + r : args.num_rows - 1;
+    NormRow(args, row, rows + r * args.hidden);
+  }
+  __syncthreads();
+  for (int32_t first = warp * kRouteExperts; first < args.num_experts;
+       first += kThreads / kWarpSize * kRouteExperts) {
+    const uint16_t* weights[kRouteExperts];
+#pragma unroll
+    for (int32_t e = 0; e < kRouteExperts; ++e) {
+      weights[e] = args.gate + int64_t{min(first + e, args.num_experts - 1)} * args.hidden;
+    }
+    float sums[kRouteExperts][kRows] = {};
+    for (int64_t k = 4 * lane; k < args.hidden; k += 4 * kWarpSize) {
+      float4 w[kRouteExperts];
+#pragma unroll
+      for (int32_t e = 0; e < kRouteExperts; ++e) w[e] = WidenFour(weights[e] + k);
+#pragma unroll
+      for (int32_t r = 0; r < kRows; ++r) {
+        const float4 x = *reinterpret_cast<const float4*>(rows + r * args.hidden + k);
+#pragma unroll
+        for (int32_t e = 0; e < kRouteExperts; ++e) {
+          float& sum = sums[e][r];
+          sum = fmaf(x.w, w[e].w, fmaf(x.z, w[e].z, fmaf(x.y, w[e].y, fmaf(x.x, w[e].x, sum))));
+        }
+      }
+    }
+#pragma unroll
+    for (int32_t e = 0; e < kRouteExperts; ++e) {
+#pragma unroll
+      for (int32_t r = 0; r < kRows; ++r) {
+        const float sum = WarpSum(sums[e][r]);
+        if (lane == 0 && first + e < args.num_experts && row_begin + r < args.num_rows) {
+          args.logits[(row_begin + r) * args.num_experts + first + e] = sum;
+        }
+      }
+    }
+  }
+}
+
+// sorted[slot] <- normed[row of slot].  One block a slot.
+__global__ void __launch_bounds__(kThreads)
+    SortRowsKernel(ExpertChoice choice, const uint16_t* normed, uint16_t* sorted, int64_t hidden) {
+  const int64_t slot = blockIdx.x;
+  const uint16_t* from = normed + choice.slot_row[slot] * hidden;
+  for (int64_t i = kValues * int64_t{threadIdx.x}; i < hidden; i += kValues * kThreads) {
+    *reinterpret_cast<uint4*>(sorted + slot * hidden + i) =
+        *reinterpret_cast<const uint4*>(from + i);
+  }
+}
+
+// A product of all experts: the shared one's rows, then the routed ones' slots.
+struct ExpertProduct {
+  CUtensorMap a = {};       // [slots, depth]
+  CUtensorMap first = {};   // gate, or down; of all routed experts
+  CUtensorMap second = {};  // up, or down
+  CUtensorMap shared_a = {};
+  CUtensorMap shared_first = {};
+  CUtensorMap shared_second = {};
+  const int32_t* count = nullptr;  // [num_experts] slots
+  int32_t num_experts = 0;
+  int32_t shared_rows = 0;  // 0: no shared expert
+  int64_t depth = 0;
+  int64_t shared_depth = 0;
+  int64_t columns = 0;
+  int64_t shared_columns = 0;
+  float swiglu_limit = 0;
+  uint16_t* out = nullptr;         // [slots, columns]
+  uint16_t* shared_out = nullptr;  // [rows, shared_columns]
+};
+
+struct ExpertTile {
+  int32_t expert = -1;    // -1: the shared one
+  int32_t row_begin = 0;  // of the operand
+  int32_t num_rows = 0;
+  int32_t column_begin = 0;
+};
+
+// Where every expert's slots and row tiles begin; the last entry is their number.
+struct TileTable {
+  int32_t slot_begin[kMaxExperts + 1];
+  int32_t tile_begin[kMaxExperts + 1];
+};
+
+// The first warp's work, before the block's barrier.
+__device__ void MakeTable(const ExpertProduct& product, int32_t tile_rows, TileTable& table) {
+  if (threadIdx.x >= kWarpSize) return;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x);
+  int32_t slots = 0, tiles = 0;
+  for (int32_t begin = 0; begin < product.num_experts; begin += kWarpSize) {
+    const int32_t expert = begin + lane;
+    const int32_t count = expert < product.num_experts ? product.count[expert] : 0;
+    const int32_t num_tiles = CeilDiv(count, tile_rows);
+    int32_t slots_to = count, tiles_to = num_tiles;
+    for (int32_t offset = 1; offset < kWarpSize; offset *= 2) {
+      const int32_t more_slots = __shfl_up_sync(kFullWarp, slots_to, offset);
+      const int32_t more_tiles = __shfl_up_sync(kFullWarp, tiles_to, offset);
+      if (lane >= offset) {
+        slots_to += more_slots;
+        tiles_to += more_tiles;
+      }
+    }
+    if (expert < product.num_experts) {
+      table.slot_begin[expert] = slots + slots_to - count;
+      table.tile_begin[expert] = tiles + tiles_to - num_tiles;
+    }
+    slots += __shfl_sync(kFullWarp, slots_to, kWarpSize - 1);
+    tiles += __shfl_sync(kFullWarp, tiles_to, kWarpSize - 1);
+  }
+  if (lane == 0) {
+    table.slot_begin[product.num_experts] = slots;
+    table.tile_begin[product.num_experts] = tiles;
+  }
+}
+
+// Tile `index` of the routed experts: an expert's tiles with the same weights follow each other.
+__device__ ExpertTile FindTile(const ExpertProduct& product, const TileTable& table,
+                               int32_t tile_rows, int32_t tile_columns, int32_t index) {
+  const int32_t column_tiles =
+      static_cast<int32_t>(CeilDiv(product.columns, int64_t{tile_columns}));
+  const int32_t row_tile = index / column_tiles;
+  int32_t expert = 0,
+          end = product.num_experts;  // tile_begin[expert] <= row_tile < tile_begin[end]
+  while (end - expert > 1) {
+    const int32_t middle = (expert + end) / 2;
+    (table.tile_begin[middle] <= row_tile ? expert : end) = middle;
+  }
+  const int32_t count = table.slot_begin[expert + 1] - table.slot_begin[expert];
+  const int32_t num_tiles = table.tile_begin[expert + 1] - table.tile_begin[expert];
+  const int32_t within = index - table.tile_begin[expert] * column_tiles;
+  const int32_t begin = within % num_tiles * tile_rows;
+  return {expert, table.slot_begin[expert] + begin, min(tile_rows, count - begin),
+          within / num_tiles * tile_columns};
+}
+
+// Grid: as many blocks as run at a time; they take the tiles in turns.  With kSwiGlu a tile is 64
+// rows of `first` and the 64 of `second` with the same columns, else 128 of `first`.
+template <int32_t kWarpgroups, bool kSwiGlu>
+__global__ void __launch_bounds__(GemmShape<kWarpgroups>::kThreads, 1)
+    ExpertsKernel(const __grid_constant__ ExpertProduct product) {
+  __shared__ TileTable table;
+  using Shape = GemmShape<kWarpgroups>;
+  constexpr int32_t kColumns = kSwiGlu ? kGemmColumns / 2 : kGemmColumns;
+  MakeTable(product, Shape::kRows, table);
+  GemmThread<kWarpgroups> thread(AlignedShared<GemmShared<kWarpgroups>>());
+  const int32_t shared_row_tiles = CeilDiv(product.shared_rows, Shape::kRows);
+  const int32_t shared_tiles =
+      shared_row_tiles * static_cast<int32_t>(CeilDiv(product.shared_columns, int64_t{kColumns}));
+  const int32_t num_tiles =
+      shared_tiles + table.tile_begin[product.num_experts] *
+                         static_cast<int32_t>(CeilDiv(product.columns, int64_t{kColumns}));
+  const auto tile_at = [&](int32_t index) {
+    if (index >= shared_tiles) {
+      return FindTile(product, table, Shape::kRows, kColumns, index - shared_tiles);
+    }
+    ExpertTile tile;
+    tile.row_begin = index % shared_row_tiles * Shape::kRows;
+    tile.num_rows = min(Shape::kRows, product.shared_rows - tile.row_begin);
+    tile.column_begin = index / shared_row_tiles * kColumns;
+    return tile;
+  };
+  const int32_t first_tile = static_cast<int32_t>(blockIdx.x);
+  const int32_t step = static_cast<int32_t>(gridDim.x);
+  if (thread.copies()) {
+    GiveRegisters<Shape::kCopyRegisters>();
+    for (int32_t index = first_tile; index < num_tiles; index += step) {
+      const ExpertTile tile = tile_at(index);
+      const bool is_shared = tile.expert < 0;
+      const CUtensorMap* a = is_shared ? &product.shared_a : &product.a;
+      const CUtensorMap* first = is_shared ? &product.shared_first : &product.first;
+      const CUtensorMap* second = is_shared ? &product.shared_second : &product.second;
+      thread.Copy(
+          is_shared ? product.shared_depth : product.depth, tile.num_rows,
+          [&](uint16_t* to, Barrier* barrier, int32_t k, int32_t row) {
+            CopyBox(to, a, barrier, k, tile.row_begin + row);
+          },
+          [&](uint16_t* to, Barrier* barrier, int32_t k, int32_t half) {
+            const int32_t row = tile.column_begin + (kSwiGlu ? 0 : half * kBoxRows);
+            CopyBox(to, half == 0 ? first : second, barrier, k, row, max(tile.expert, 0));
+          });
+    }
+    return;
+  }
+  TakeRegisters<Shape::kRegisters>();
+  for (int32_t index = first_tile; index < num_tiles; index += step) {
+    const ExpertTile tile = tile_at(index);
+    const bool is_shared = tile.expert < 0;
+    float sums[kProductSums];
+    thread.Multiply(is_shared ? product.shared_depth : product.depth, tile.num_rows, sums);
+    const int64_t columns = is_shared ? product.shared_columns : product.columns;
+    uint16_t* out = is_shared ? product.shared_out : product.out;
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      const int32_t row = thread.Row(i);
+      if (row >= tile.num_rows) continue;
+      uint16_t* to = out + (tile.row_begin + row) * columns;
+#pragma unroll
+      for (int32_t j = 0; j < kColumns / 8; ++j) {
+        const int32_t column = tile.column_begin + thread.Column(j);
+        float low = sums[4 * j + 2 * i], high = sums[4 * j + 2 * i + 1];
+        if constexpr (kSwiGlu) {
+          low = SwiGlu(low, sums[32 + 4 * j + 2 * i], product.swiglu_limit);
+          high = SwiGlu(high, sums[32 + 4 * j + 2 * i + 1], product.swiglu_limit);
+        }
+        if (column < columns) *reinterpret_cast<uint32_t*>(to + column) = PackBfloat16(low, high);
+      }
+    }
+  }
+}
+
+struct CombineArgs {
+  ExpertChoice choice;
+  const float* input = nullptr;  // null: no residual
+  int64_t input_row_stride = 0;
+  const uint16_t* out = nullptr;         // [slots, hidden]
+  const uint16_t* shared_out = nullptr;  // [rows, hidden]; null: no shared expert
+  float* output = nullptr;
+  int64_t output_row_stride = 0;
+  int64_t hidden = 0;
+};
+
+// sums += weight * eight values.
+__device__ void AddValues(float (&sums)[kValues], float weight, const uint16_t* from) {
+  const uint4 words = *reinterpret_cast<const uint4*>(from);
+  const uint32_t word[] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int32_t i = 0; i < kValues / 2; ++i) {
+    sums[2 * i] = fmaf(weight, __uint_as_float(word[i] << 16), sums[2 * i]);
+    sums[2 * i + 1] = fmaf(weight, __uint_as_float(word[i] & 0xffff0000), sums[2 * i + 1]);
+  }
+}
+
+// One block a row.
+__global__ void __launch_bounds__(kThreads) CombineKernel(CombineArgs args) {
+  const int64_t row = blockIdx.x;
+  const ExpertChoice& choice = args.choice;
+  for (int64_t column = kValues * int64_t{threadIdx.x}; column < args.hidden;
+       column += kValues * kThreads) {
+    float sums[kValues] = {};
+    for (int32_t i = 0; i < choice.top_k; ++i) {
+      const int64_t pair = row * choice.top_k + i;
+      AddValues(sums, choice.weights[pair],
+                args.out + choice.slot_of_pair[pair] * args.hidden + column);
+    }
+    if (args.shared_out != nullptr)
+      AddValues(sums, 1, args.shared_out + row * args.hidden + column);
+    const float* input =
+        args.input == nullptr ? nullptr : args.input + row * args.input_row_stride + column;
+    float* output = args.output + row * args.output_row_stride + column;
+#pragma unroll
+    for (int32_t i = 0; i < kValues; ++i) {
+      output[i] = input == nullptr ? sums[i] : input[i] + sums[i];
+    }
+  }
+}
+
+template <int32_t kWarpgroups, bool kSwiGlu>
+absl::Status LaunchExperts(const Launcher& launcher, const ExpertProduct& product) {
+  return Launch(launcher, kSwiGlu ? "moe gate_up" : "moe down", ExpertsKernel<kWarpgroups, kSwiGlu>,
+                {.grid = dim3(static_cast<uint32_t>(launcher.device.num_sms)),
+                 .threads = GemmShape<kWarpgroups>::kThreads,
+                 .shared_bytes = kGemmSharedBytes<kWarpgroups>},
+                product);
+}
+
+bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+}  // namespace
+
+absl::StatusOr<GroupedExperts> MapExperts(absl::Span<const StoredMatrix> matrices,
+                                          int64_t num_routed) {
+  GroupedExperts experts;
+  experts.num_routed = num_routed;
+  const int64_t num_shared = static_cast<int64_t>(matrices.size()) / 3 - num_routed;
+  if (num_shared > 1) return experts;
+  const auto address = [&](int64_t i) {
+    return static_cast<const uint16_t*>(matrices[static_cast<size_t>(i)].data);
+  };
+  const int64_t stride = num_routed > 1 ? address(3) - address(0) : 0;
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    const int64_t expert = static_cast<int64_t>(i) / 3;
+    if (matrices[i].dtype != DType::kBfloat16 || matrices[i].scales != nullptr) return experts;
+    if (expert < num_routed && address(i) != address(i % 3) + expert * stride) return experts;
+  }
+  const auto shape = [&](int64_t i, int64_t count) {
+    const StoredMatrix& matrix = matrices[static_cast<size_t>(i)];
+    return MatrixShape{matrix.data, matrix.rows, matrix.cols, matrix.cols, count, stride};
+  };
+  const auto map = [&](int64_t first, int64_t count, ExpertMaps& maps) -> absl::Status {
+    ASSIGN_OR_RETURN(maps.gate, MakeTensorMap(shape(first, count)));
+    ASSIGN_OR_RETURN(maps.up, MakeTensorMap(shape(first + 1, count)));
+    ASSIGN_OR_RETURN(maps.down, MakeTensorMap(shape(first + 2, count)));
+    return absl::OkStatus();
+  };
+  for (int64_t i = 0; i < 3 * (num_shared + 1); ++i) {
+    const bool is_routed = i < 3;
+    if (!CanMap(shape(is_routed ? i : 3 * num_routed + i % 3, is_routed ? num_routed : 1))) {
+      return experts;
+    }
+  }
+  experts.hidden_size = matrices[0].cols;
+  experts.intermediate_size = matrices[0].rows;
+  RETURN_IF_ERROR(map(0, num_routed, experts.routed));
+  if (num_shared == 1) {
+    experts.shared_intermediate_size = matrices[static_cast<size_t>(3 * num_routed)].rows;
+    RETURN_IF_ERROR(map(3 * num_routed, 1, experts.shared));
+  }
+  experts.mapped = true;
+  return experts;
+}
+
+bool CanGroupMoe(const MoeParams& params, const GroupedExperts& experts,
+                 const MatrixStack& gate_weight) {
+  return experts.mapped && gate_weight.num_parts == 1 &&
+         gate_weight.parts[0].dtype == DType::kBfloat16 && gate_weight.parts[0].scales == nullptr &&
+         params.input_row_stride % 4 == 0 && IsAligned(params.input) &&
+         IsAligned(params.norm_weight) &&
+         4 * experts.hidden_size * static_cast<int64_t>(sizeof(float)) <=
+             static_cast<int64_t>(kMaxSharedBytes);
+}
+
+int64_t GroupedMoeWorkspaceBytes(int32_t max_rows, const GateConfig& gate, int64_t hidden_size,
+                                 int64_t moe_intermediate_size, int64_t shared_intermediate_size) {
+  Workspace work;
+  return LayOut(nullptr, max_rows, gate, hidden_size, moe_intermediate_size,
+                shared_intermediate_size, work);
+}
+
+absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
+                        const GroupedExperts& experts, const MatrixStack& gate_weight) {
+  const int64_t hidden = experts.hidden_size, intermediate = experts.intermediate_size;
+  const int64_t shared_intermediate = experts.shared_intermediate_size;
+  Workspace work;
+  LayOut(params.workspace, params.num_rows, params.gate, hidden, intermediate, shared_intermediate,
+         work);
+  work.choice.num_rows = params.num_rows;
+  work.choice.num_experts = params.gate.num_experts;
+  work.choice.top_k = params.gate.top_k;
+  const int64_t slots = work.choice.num_slots();
+
+  const RouteArgs route{.input = params.input,
+                        .row_stride = params.input_row_stride,
+                        .norm_weight = params.norm_weight,
+                        .norm_eps = params.norm_eps,
+                        .gate = static_cast<const uint16_t*>(gate_weight.parts[0].data),
+                        .num_rows = params.num_rows,
+                        .num_experts = params.gate.num_experts,
+                        .hidden = hidden,
+                        .normed = work.normed,
+                        .logits = work.logits};
+  const auto launch_route = [&](auto kernel, int32_t rows) {
+    return Launch(launcher, "moe route", kernel,
+                  {.grid = dim3(static_cast<uint32_t>(CeilDiv(params.num_rows, rows))),
+                   .threads = kThreads,
+                   .shared_bytes = sizeof(float) * static_cast<size_t>(rows * hidden)},
+                  route);
+  };
+  const bool eight = 8 * hidden * static_cast<int64_t>(sizeof(float)) <= 100 * 1024;
+  RETURN_IF_ERROR(eight ? launch_route(RouteKernel<8>, 8) : launch_route(RouteKernel<4>, 4));
+  RETURN_IF_ERROR(SelectExperts(launcher, params, work.logits, work.choice));
+  RETURN_IF_ERROR(CopyChoice(launcher, params, work.choice));
+  RETURN_IF_ERROR(SortByExpert(launcher, work.choice));
+  RETURN_IF_ERROR(Launch(launcher, "moe sort rows", SortRowsKernel,
+                         {.grid = dim3(static_cast<uint32_t>(slots)), .threads = kThreads},
+                         work.choice, work.normed, work.sorted, hidden));
+
+  const bool has_shared = shared_intermediate > 0;
+  ExpertProduct product;
+  product.count = work.choice.count;
+  product.num_experts = params.gate.num_experts;
+  product.shared_rows = has_shared ? params.num_rows : 0;
+  product.swiglu_limit = params.swiglu_limit;
+  const auto set_input = [&](const uint16_t* rows, int64_t depth, const uint16_t* shared_rows,
+                             int64_t shared_depth) -> absl::Status {
+    product.depth = depth;
+    product.shared_depth = shared_depth;
+    ASSIGN_OR_RETURN(product.a, MakeTensorMap({rows, slots, depth, depth}));
+    if (!has_shared) return absl::OkStatus();
+    ASSIGN_OR_RETURN(product.shared_a,
+                     MakeTensorMap({shared_rows, params.num_rows, shared_depth, shared_depth}));
+    return absl::OkStatus();
+  };
+  // An expert's weights are read once a row tile.
+  const bool large = slots > int64_t{GemmShape<2>::kRows} * params.gate.num_experts;
+  RETURN_IF_ERROR(set_input(work.sorted, hidden, work.normed, hidden));
+  product.first = experts.routed.gate;
+  product.second = experts.routed.up;
+  product.shared_first = experts.shared.gate;
+  product.shared_second = experts.shared.up;
+  product.columns = intermediate;
+  product.shared_columns = shared_intermediate;
+  product.out = work.activated;
+  product.shared_out = work.shared_activated;
+  RETURN_IF_ERROR((large ? LaunchExperts<4, true> : LaunchExperts<2, true>)(launcher, product));
+  RETURN_IF_ERROR(
+      set_input(work.activated, intermediate, work.shared_activated, shared_intermediate));
+  product.first = product.second = experts.routed.down;
+  product.shared_first = product.shared_second = experts.shared.down;
+  product.columns = hidden;
+  product.shared_columns = has_shared ? hidden : 0;
+  product.out = work.out;
+  product.shared_out = work.shared_out;
+  RETURN_IF_ERROR((large ? LaunchExperts<4, false> : LaunchExperts<2, false>)(launcher, product));
+  return Launch(launcher, "moe combine", CombineKernel,
+                {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads},
+                CombineArgs{.choice = work.choice,
+                            .input = params.residual ? params.input : nullptr,
+                            .input_row_stride = params.input_row_stride,
+                            .out = work.out,
+                            .shared_out = has_shared ? work.shared_out : nullptr,
+                            .output = params.output,
+                            .output_row_stride = params.output_row_stride,
+                            .hidden = hidden});
+}
+
+}  // namespace kernels::cuda

@@ -1,0 +1,40 @@
+// Tensor maps: how the copy engine sees a bf16 matrix.  A copy moves a box of 64 x 64 into shared
+// memory, every row of it 128 bytes with the 128-byte swizzle that warpgroup_product.cuh reads;
+// what lies beyond the matrix arrives as zeros.
+
+#ifndef KERNELS_CUDA_TENSOR_MAP_H_
+#define KERNELS_CUDA_TENSOR_MAP_H_
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace kernels::cuda {
+
+inline constexpr int32_t kBoxRows = 64;
+inline constexpr int32_t kBoxColumns = 64;
+inline constexpr int32_t kBoxElements = kBoxRows * kBoxColumns;
+
+// A stack of equal bf16 matrices [rows, columns], strides in elements.
+struct MatrixShape {
+  const void* data = nullptr;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t row_stride = 0;
+  int64_t count = 1;
+  int64_t stack_stride = 0;  // from matrix to matrix; of no meaning when there is one
+};
+
+// What the copy engine asks for: addresses and strides that are multiples of 16 bytes.
+bool CanMap(const MatrixShape& shape);
+
+// REQUIRES: CanMap.
+// Errors: kInternal if the driver refuses.
+absl::StatusOr<CUtensorMap> MakeTensorMap(const MatrixShape& shape);
+
+}  // namespace kernels::cuda
+
+#endif  // KERNELS_CUDA_TENSOR_MAP_H_
