@@ -6,11 +6,12 @@
 //   csa_index_key  an index key for every csa entry, index_head_dim values
 //
 // A state slot, layer after layer, every piece aligned to 64 bytes:
-//   window         a ring of sliding_window entries in the cache's format; the token at position p
-//   has
-//                  entry p mod sliding_window
+//   window         a ring of sliding_window entries in the cache's format, the one of position p at
+//                  p mod sliding_window
 //   compressor     kernels/compress_kv.h, of the layer's entries
 //   index          the same, of the index keys (CSA)
+// V4-Flash in fp8: 43 * 74,752 bytes of windows, 21 * 15,360 and 20 * 6,144 of compressors: 3.66 MB
+// (models.md 10.2 counts the compressors' tokens, 12.2 MB, where these are their sums).
 //
 // Plain values.  Source: models.md 7.7, 9.3; DESIGN.md 3.
 
