@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "input_file/input_file.h"
 #include "service/process.h"
 #include "service/startup.h"
 #include "status/status_macros.h"
@@ -89,9 +90,11 @@ absl::Status LocalSystem::CheckOptions() const {
     return absl::InvalidArgumentError(
         "need at least one decode worker, and a prefill worker or --role_both");
   }
-  if (!std::filesystem::is_regular_file(options_.model_dir + "/config.json")) {
-    return absl::NotFoundError(
-        absl::StrCat(options_.model_dir, " is not a checkpoint: no config.json"));
+  const absl::Status config = input_file::Check(options_.model_dir + "/config.json");
+  if (!config.ok()) {
+    return absl::Status(
+        config.code(),
+        absl::StrCat(options_.model_dir, " is not a checkpoint: ", std::string(config.message())));
   }
   RETURN_IF_ERROR(service::CheckStart({.listen = absl::StrCat("127.0.0.1:", options_.port),
                                        .metrics_listen = "127.0.0.1:0",
@@ -103,13 +106,15 @@ absl::Status LocalSystem::CheckOptions() const {
 absl::Status LocalSystem::StartAll() {
   RETURN_IF_ERROR(CheckOptions());
   if (!options_.log_path.empty()) {
-    log_fd_ =
-        open(options_.log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644);
+    // Of a pipe that nobody reads the open fails instead of waiting.
+    log_fd_ = open(options_.log_path.c_str(),
+                   O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0644);
     if (log_fd_ < 0) {
       log_fd_ = 2;
       return absl::InvalidArgumentError(
           absl::StrCat("cannot write ", options_.log_path, ": ", std::strerror(errno)));
     }
+    fcntl(log_fd_, F_SETFL, O_APPEND);
   }
   std::string pattern = (std::filesystem::temp_directory_path() / "ferry_XXXXXX").string();
   if (mkdtemp(pattern.data()) == nullptr) {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -11,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "ferry/v1/inference.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
+#include "input_file/input_file.h"
 #include "status/grpc_status.h"
 #include "status/status_macros.h"
 
@@ -20,6 +19,7 @@ namespace {
 using ferry::v1::GenerateRequest;
 using ferry::v1::GenerateResponse;
 
+constexpr int64_t kMaxPemBytes = 16 << 20;
 constexpr int kMaxMessageBytes = 64 << 20;
 constexpr int kKeepalivePingMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
@@ -30,9 +30,10 @@ constexpr int kMaxSentences = 3;  // about workers, in one error; with many they
 
 absl::StatusOr<std::string> ReadPem(const std::string& path) {
   if (path.empty()) return "";
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return absl::InvalidArgumentError(absl::StrCat("cannot read tls file ", path));
-  return std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+  absl::StatusOr<std::string> text = input_file::Read(path, kMaxPemBytes);
+  if (text.ok()) return text;
+  return absl::InvalidArgumentError(
+      absl::StrCat("tls file: ", std::string(text.status().message())));
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(

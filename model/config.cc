@@ -1,4 +1,5 @@
 #include "model/config.h"
+#include "input_file/input_file.h"
 
 #include <algorithm>
 #include <optional>
@@ -6,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "input_file/input_file.h"
 #include "model/config_reader.h"
 #include "model/deepseek_v4_config.h"
 #include "model/json.h"
@@ -254,11 +256,11 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view text, std::string_
 
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& model_dir) {
   const std::string path = absl::StrCat(model_dir, "/config.json");
-  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path, kMaxConfigBytes));
+  ASSIGN_OR_RETURN(const std::string text, input_file::Read(path, kMaxConfigBytes));
   ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(text, path));
 
   const std::string generation_path = absl::StrCat(model_dir, "/generation_config.json");
-  absl::StatusOr<std::string> generation = ReadTextFile(generation_path, kMaxConfigBytes);
+  absl::StatusOr<std::string> generation = input_file::Read(generation_path, kMaxConfigBytes);
   if (absl::IsNotFound(generation.status())) return config;
   RETURN_IF_ERROR(generation.status());
   ASSIGN_OR_RETURN(const json root, ParseJsonObject(*generation, generation_path));

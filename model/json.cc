@@ -1,12 +1,8 @@
 #include "model/json.h"
 
-#include <fstream>
 #include <set>
-#include <system_error>
 #include <utility>
 #include <vector>
-
-#include <filesystem>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -67,29 +63,6 @@ absl::StatusOr<json> ParseJsonObject(std::string_view text, const std::string& o
     return absl::InvalidArgumentError(
         absl::StrCat(origin, ": a number is too large for a 64-bit float"));
   }
-}
-
-absl::StatusOr<std::string> ReadTextFile(const std::string& path, int64_t max_bytes) {
-  std::error_code error;
-  const std::filesystem::file_status status = std::filesystem::status(path, error);
-  if (!std::filesystem::exists(status)) {
-    return absl::NotFoundError(absl::StrCat("no such file: ", path));
-  }
-  if (!std::filesystem::is_regular_file(status)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
-  }
-  const auto size = static_cast<int64_t>(std::filesystem::file_size(path, error));
-  if (error || size > max_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": expected at most ", max_bytes, " bytes, found ", error ? -1 : size));
-  }
-  std::ifstream file(path, std::ios::binary);
-  std::string text(static_cast<size_t>(size), '\0');
-  file.read(text.data(), size);
-  if (!file || file.gcount() != size) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": cannot be read"));
-  }
-  return text;
 }
 
 std::string Quoted(const json& value) {

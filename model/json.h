@@ -5,7 +5,6 @@
 #ifndef MODEL_JSON_H_
 #define MODEL_JSON_H_
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -17,10 +16,6 @@ namespace model {
 // `origin` is the file's name in messages.
 // Errors: kInvalidArgument naming the file and what is wrong.
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& origin);
-
-// The whole file.  Errors: kNotFound, kInvalidArgument if it is no regular file or above
-// `max_bytes`.
-absl::StatusOr<std::string> ReadTextFile(const std::string& path, int64_t max_bytes);
 
 // A value as messages quote it, shortened.
 std::string Quoted(const nlohmann::json& value);

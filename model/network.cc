@@ -1,9 +1,11 @@
 #include "model/network.h"
+#include "input_file/input_file.h"
 
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "input_file/input_file.h"
 #include "model/deepseek_v2.h"
 #include "model/deepseek_v32.h"
 #include "model/deepseek_v4.h"
@@ -25,7 +27,7 @@ absl::StatusOr<std::unique_ptr<Network>> LoadNetwork(const std::string& model_di
                                                      kernels::Backend& backend) {
   ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(model_dir));
   ASSIGN_OR_RETURN(const std::string config_text,
-                   ReadTextFile(absl::StrCat(model_dir, "/config.json"), kMaxConfigBytes));
+                   input_file::Read(absl::StrCat(model_dir, "/config.json"), kMaxConfigBytes));
   std::unique_ptr<Checkpoint> checkpoint;
   if (options.random_weights) {
     checkpoint = Checkpoint::Random();

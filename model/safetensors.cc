@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "input_file/input_file.h"
 #include "model/json.h"
 #include "model/random_tensors.h"
 #include "model/safetensors_header.h"
@@ -40,19 +41,17 @@ std::string BaseName(const std::string& path) {
 class Checkpoint::MappedFile {
  public:
   static absl::StatusOr<std::unique_ptr<MappedFile>> Open(const std::string& path) {
+    RETURN_IF_ERROR(input_file::Check(path));
     const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
       const std::string reason = std::strerror(errno);
       return absl::NotFoundError(absl::StrCat(path, ": cannot be opened: ", reason));
     }
     struct stat info = {};
-    const bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-    if (!regular || info.st_size < kLengthBytes) {
+    if (fstat(fd, &info) != 0 || info.st_size < kLengthBytes) {
       close(fd);
-      return absl::InvalidArgumentError(
-          regular ? absl::StrCat(BaseName(path), ": expected a safetensors file, found ",
-                                 info.st_size, " bytes")
-                  : absl::StrCat(path, ": not a regular file"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          BaseName(path), ": expected a safetensors file, found ", info.st_size, " bytes"));
     }
     void* data = mmap(nullptr, info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     const std::string reason = std::strerror(errno);
@@ -185,7 +184,7 @@ absl::Status Checkpoint::AddFile(const std::string& path) {
 }
 
 absl::Status Checkpoint::AddShards(const std::string& model_dir, const std::string& index_path) {
-  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(index_path, kMaxIndexBytes));
+  ASSIGN_OR_RETURN(const std::string text, input_file::Read(index_path, kMaxIndexBytes));
   ASSIGN_OR_RETURN(const nlohmann::json index, ParseJsonObject(text, kIndexFile));
   const auto map = index.find("weight_map");
   if (map == index.end() || !map->is_object() || map->empty()) {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "input_file/input_file.h"
 #include "status/status_macros.h"
 
 namespace router {
@@ -13,12 +13,12 @@ namespace {
 
 using nlohmann::json;
 
+constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
 constexpr int64_t kMaxModelNumber = int64_t{1} << 30;
 
 absl::StatusOr<json> ReadJson(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return absl::NotFoundError(absl::StrCat("cannot read ", path.string()));
-  json value = json::parse(in, nullptr, /*allow_exceptions=*/false);
+  ASSIGN_OR_RETURN(const std::string text, input_file::Read(path.string(), kMaxFileBytes));
+  json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!value.is_object()) {
     return absl::InvalidArgumentError(absl::StrCat(path.string(), " is not a JSON object"));
   }

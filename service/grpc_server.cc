@@ -1,9 +1,7 @@
 #include "service/grpc_server.h"
 
-#include <fstream>
 #include <future>
 #include <mutex>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -13,6 +11,7 @@
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/impl/server_builder_option.h"
 #include "grpcpp/impl/server_initializer.h"
+#include "input_file/input_file.h"
 #include "service/listen_address.h"
 #include "status/grpc_status.h"
 #include "status/status_macros.h"
@@ -35,15 +34,18 @@ constexpr int kMaxConnectionAgeGraceMs = 900'000;
 constexpr int kFirstReconnectMs = 100;
 constexpr int kMaxReconnectMs = 2'000;
 
+constexpr int64_t kMaxPemBytes = 16 << 20;
+
 absl::StatusOr<std::string> ReadPem(const std::string& path, const char* what) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::InvalidArgumentError(absl::StrCat("cannot read ", what, " ", path));
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (text.str().find("-----BEGIN ") == std::string::npos) {
+  absl::StatusOr<std::string> text = input_file::Read(path, kMaxPemBytes);
+  if (!text.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": ", std::string(text.status().message())));
+  }
+  if (text->find("-----BEGIN ") == std::string::npos) {
     return absl::InvalidArgumentError(absl::StrCat(what, " ", path, " is not a PEM file"));
   }
-  return text.str();
+  return text;
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(

@@ -102,7 +102,7 @@ absl::Status CheckPortFile(const std::string& path) {
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) return PortFileError(path, "is a directory");
   const std::string unfinished = path + ".tmp";
-  const int fd = open(unfinished.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  const int fd = open(unfinished.c_str(), O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0644);
   if (fd < 0) return PortFileError(path, std::generic_category().message(errno));
   close(fd);
   unlink(unfinished.c_str());

@@ -1,9 +1,6 @@
 // The Tokenizer that a model directory's tokenizer.json describes.
 
-#include <fstream>
-#include <iterator>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +8,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "input_file/input_file.h"
 #include "status/status_macros.h"
 #include "tokenizer/added_tokens.h"
 #include "tokenizer/bpe_model.h"
@@ -26,13 +24,7 @@
 namespace tokenizer {
 namespace {
 
-std::optional<std::string> ReadFile(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return std::nullopt;
-  std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  if (in.bad()) return std::nullopt;
-  return bytes;
-}
+constexpr int64_t kMaxFileBytes = int64_t{256} << 20;
 
 std::string Hash(std::string_view bytes) {
   XXH128_canonical_t canonical;
@@ -142,14 +134,15 @@ absl::StatusOr<std::string> HfTokenizer::Decode(absl::Span<const int32_t> ids,
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& model_dir) {
   const std::string path = absl::StrCat(model_dir, "/tokenizer.json");
-  const std::optional<std::string> json = ReadFile(path);
-  if (!json) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
-  const std::string config =
-      ReadFile(absl::StrCat(model_dir, "/tokenizer_config.json")).value_or("");
+  ASSIGN_OR_RETURN(const std::string json, input_file::Read(path, kMaxFileBytes));
+  absl::StatusOr<std::string> config =
+      input_file::Read(absl::StrCat(model_dir, "/tokenizer_config.json"), kMaxFileBytes);
+  if (absl::IsNotFound(config.status())) config = "";
+  RETURN_IF_ERROR(config.status());
   const auto in_directory = [&](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(model_dir, "/", std::string(status.message())));
   };
-  absl::StatusOr<TokenizerFile> file = ParseTokenizerFile(*json, config);
+  absl::StatusOr<TokenizerFile> file = ParseTokenizerFile(json, *config);
   if (!file.ok()) return in_directory(file.status());
   absl::StatusOr<PreTokenizer> pre_tokenizer =
       PreTokenizer::Create(file->pre_tokenizer, file->num_splits_before_prefix);
@@ -157,12 +150,15 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& mo
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": ", std::string(pre_tokenizer.status().message())));
   }
-  return std::make_unique<HfTokenizer>(*std::move(file), *std::move(pre_tokenizer), Hash(*json));
+  return std::make_unique<HfTokenizer>(*std::move(file), *std::move(pre_tokenizer), Hash(json));
 }
 
-std::string TokenizerHash(const std::string& model_dir) {
-  const std::optional<std::string> json = ReadFile(absl::StrCat(model_dir, "/tokenizer.json"));
-  return json ? Hash(*json) : "";
+absl::StatusOr<std::string> TokenizerHash(const std::string& model_dir) {
+  const absl::StatusOr<std::string> json =
+      input_file::Read(absl::StrCat(model_dir, "/tokenizer.json"), kMaxFileBytes);
+  if (absl::IsNotFound(json.status())) return "";
+  RETURN_IF_ERROR(json.status());
+  return Hash(*json);
 }
 
 }  // namespace tokenizer

@@ -65,8 +65,8 @@ class IncrementalDecoder {
 };
 
 // Hex XXH3-128 of DIR/tokenizer.json, "" if there is none.  What Tokenizer::hash() returns, without
-// loading it.
-std::string TokenizerHash(const std::string& model_dir);
+// loading it.  Errors: kInvalidArgument if it cannot be read.
+absl::StatusOr<std::string> TokenizerHash(const std::string& model_dir);
 
 }  // namespace tokenizer
 

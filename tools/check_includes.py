@@ -9,20 +9,21 @@ import sys
 
 ALLOWED = {
     "status": {"ferry"},
+    "input_file": {"status"},
     "block_hash": set(),
     "proto": set(),
     "pairing": {"status", "ferry"},
-    "tokenizer": {"status"},
+    "tokenizer": {"status", "input_file"},
     "kernels": {"status"},
-    "model": {"kernels", "status"},
+    "model": {"kernels", "status", "input_file"},
     "engine": {"model", "kernels", "block_hash", "status"},
     "kv_transfer": {"kernels", "status"},
-    "service": {"status", "ferry"},
+    "service": {"status", "ferry", "input_file"},
     "worker": {"engine", "model", "kernels", "kv_transfer", "block_hash", "tokenizer", "service", "status", "ferry"},
-    "router": {"tokenizer", "block_hash", "pairing", "service", "status", "ferry"},
+    "router": {"tokenizer", "block_hash", "pairing", "service", "status", "ferry", "input_file"},
     "prefill_worker": {"worker", "engine", "kv_transfer", "block_hash", "service", "status", "ferry", "model", "kernels"},
     "decode_worker": {"worker", "pairing", "engine", "kv_transfer", "block_hash", "service", "status", "ferry", "model", "kernels"},
-    "client": {"status", "ferry"},
+    "client": {"status", "ferry", "input_file"},
 }
 ANY = {"cli", "bench", "tests"}
 # Below the services nobody may know gRPC; the router must not know CUDA.

@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions&
   ucx.listen_port = options.data_port;
   ASSIGN_OR_RETURN(runtime->transport, kv_transfer::CreateUcxTransport(ucx));
   ASSIGN_OR_RETURN(runtime->engine, make_engine());
-  runtime->tokenizer_hash = tokenizer::TokenizerHash(options.engine.model_dir);
+  ASSIGN_OR_RETURN(runtime->tokenizer_hash, tokenizer::TokenizerHash(options.engine.model_dir));
   runtime->layout_fingerprint = engine::LayoutFingerprint(*runtime->engine, runtime->model_name);
   ASSIGN_OR_RETURN(const CacheSize size,
                    CacheSize::For(options, runtime->block_bytes(), runtime->state_slot_bytes()));

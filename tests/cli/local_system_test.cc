@@ -102,7 +102,7 @@ TEST_F(LocalSystemTest, WhatIsWrongWithFlagsIsSaidBeforeAnythingIsStarted) {
   options_.port_file.clear();
   options_.tls.cert_file = "/nowhere/cert.pem";
   options_.tls.key_file = "/nowhere/key.pem";
-  EXPECT_EQ(StartError(), "cannot read tls key /nowhere/key.pem");
+  EXPECT_EQ(StartError(), "tls key: no such file: /nowhere/key.pem");
   options_.tls = {};
   const auto other = service::GrpcServer::Start("127.0.0.1:0", {}, {});
   ASSERT_TRUE(other.ok());
@@ -151,7 +151,7 @@ TEST_F(LocalSystemTest, RefusesWhatCannotServe) {
   EXPECT_EQ(StartError(), "need at least one decode worker, and a prefill worker or --role_both");
   options_.num_prefill = 1;
   options_.model_dir = dir_;
-  EXPECT_EQ(StartError(), dir_ + " is not a checkpoint: no config.json");
+  EXPECT_EQ(StartError(), dir_ + " is not a checkpoint: no such file: " + dir_ + "/config.json");
   options_.model_dir = dir_ + "/model";
   std::filesystem::remove(dir_ + "/ferry-prefill");
   EXPECT_EQ(StartError(), "cannot run " + dir_ + "/ferry-prefill: No such file or directory");

@@ -222,7 +222,7 @@ TEST(FerryClientWithoutServerTest, NobodyListens) {
 
 TEST(FerryClientWithoutServerTest, UnreadableTlsFiles) {
   EXPECT_EQ(Client::Create({.address = "a:1", .tls_ca_file = "/nowhere"}).status().message(),
-            "cannot read tls file /nowhere");
+            "tls file: no such file: /nowhere");
   EXPECT_EQ(Client::Create({.address = "a:1", .tls_cert_file = "/x"}).status().code(),
             absl::StatusCode::kInvalidArgument);
 }

@@ -24,8 +24,8 @@ json WithBos() {
 TEST(TokenizerTest, LoadNamesAMissingFile) {
   const auto missing = Tokenizer::Load("/nowhere");
   EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(missing.status().message(), "/nowhere/tokenizer.json: cannot be read");
-  EXPECT_EQ(TokenizerHash("/nowhere"), "");
+  EXPECT_EQ(missing.status().message(), "no such file: /nowhere/tokenizer.json");
+  EXPECT_EQ(*TokenizerHash("/nowhere"), "");
 }
 
 TEST(TokenizerTest, LowestRankThenLeftmostMergesFirst) {
@@ -140,7 +140,7 @@ TEST(TokenizerTest, KnowsItsTokens) {
   EXPECT_EQ(tokenizer.TokenBytes(128803), "<｜User｜>");
   EXPECT_EQ(tokenizer.TokenBytes(1 << 20), "");
   EXPECT_EQ(tokenizer.hash().size(), 32u);
-  EXPECT_EQ(tokenizer.hash(), TokenizerHash(GoldenDir() + "/tokenizer/deepseek_v3"));
+  EXPECT_EQ(tokenizer.hash(), *TokenizerHash(GoldenDir() + "/tokenizer/deepseek_v3"));
 }
 
 TEST(TokenizerTest, RefusesInvalidTextAndIds) {

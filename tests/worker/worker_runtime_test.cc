@@ -18,7 +18,7 @@ TEST(StartRuntimeTest, AFileThatAFlagNamesIsOpenedBeforeTheCheckpointIsLoaded) {
   options.engine.model_dir = "/nowhere";
   options.tls.cert_file = "/nowhere/cert.pem";
   options.tls.key_file = "/nowhere/key.pem";
-  EXPECT_EQ(StartRuntime(options).status().message(), "cannot read tls key /nowhere/key.pem");
+  EXPECT_EQ(StartRuntime(options).status().message(), "tls key: no such file: /nowhere/key.pem");
   options.tls = {};
   options.port_file = "/nowhere/ports";
   EXPECT_EQ(StartRuntime(options).status().message(),
