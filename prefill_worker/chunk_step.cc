@@ -20,15 +20,40 @@ bool ChunkStep::Build(int64_t step_id, absl::Span<PrefillRequest* const> request
   samples_.clear();
   builder_.Begin(step_id);
   int32_t budget = std::min(chunk_tokens, builder_.free_tokens());
+  AddShort(requests, budget);
+  const size_t num_short = requests_.size();
   for (PrefillRequest* request : requests) {
-    if (budget == 0 || builder_.free_seqs() == 0) break;
-    if (!AddRows(*request, budget)) continue;
-    requests_.push_back(request);
-    ends_.push_back(request->seq.num_computed);
-    pending_.push_back(snapshots_.Take(request->seq, /*decoding=*/false, builder_, *pool_));
-    ++request->steps_in_flight;
+    const auto end = requests_.begin() + static_cast<ptrdiff_t>(num_short);
+    if (std::find(requests_.begin(), end, request) == end) Add(*request, budget);
   }
   return !builder_.empty();
+}
+
+void ChunkStep::Add(PrefillRequest& request, int32_t& budget) {
+  if (budget == 0 || builder_.free_seqs() == 0 || !AddRows(request, budget)) return;
+  requests_.push_back(&request);
+  ends_.push_back(request.seq.num_computed);
+  pending_.push_back(snapshots_.Take(request.seq, /*decoding=*/false, builder_, *pool_));
+  ++request.steps_in_flight;
+}
+
+void ChunkStep::AddShort(absl::Span<PrefillRequest* const> requests, int32_t& budget) {
+  const auto remaining = [](const PrefillRequest* request) {
+    return request->num_tokens() - request->seq.num_computed;
+  };
+  const int32_t half = budget / 2;
+  if (requests.size() < 2 || remaining(requests.front()) <= budget) return;
+  short_.clear();
+  for (PrefillRequest* request : requests.subspan(1)) {
+    if (remaining(request) <= half) short_.push_back(request);
+  }
+  std::stable_sort(short_.begin(), short_.end(),
+                   [&](const auto* a, const auto* b) { return remaining(a) < remaining(b); });
+  int32_t room = half;
+  for (PrefillRequest* request : short_) {
+    if (remaining(request) <= room) Add(*request, room);
+  }
+  budget -= half - room;
 }
 
 bool ChunkStep::CanSample(const PrefillRequest& request, int32_t count) const {

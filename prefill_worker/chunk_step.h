@@ -2,7 +2,9 @@
 // what is learned when it has been collected.
 //
 // A step takes up to `chunk_tokens` new rows, first come first served, over as many requests as
-// that needs.  A request's last chunk samples its first tokens, one a branch; branches that do not
+// that needs.  Only a prompt that takes several steps leaves half of each to others which end in
+// that step, the shortest first: they do not wait for all of it, and it takes at most twice as
+// long.  A request's last chunk samples its first tokens, one a branch; branches that do not
 // fit (samples, penalty slots, history) are sampled in a further step that computes the last row
 // again.  A model with state cannot compute a row twice: there all branches are sampled in one
 // step.
@@ -58,6 +60,8 @@ class ChunkStep final {
   bool CanSample(const PrefillRequest& request, int32_t count) const;
   engine::Sequence& PrepareBranch(PrefillRequest& request, engine::Sequence& seq);
   bool AddRows(PrefillRequest& request, int32_t& budget);
+  void Add(PrefillRequest& request, int32_t& budget);
+  void AddShort(absl::Span<PrefillRequest* const> requests, int32_t& budget);
 
   const engine::SnapshotPolicy snapshots_;
   engine::BlockPool* const pool_;
@@ -68,6 +72,7 @@ class ChunkStep final {
   std::vector<int32_t> ends_;                     // num_computed after this step, beside requests_
   std::vector<engine::PendingSnapshot> pending_;  // beside requests_
   std::vector<Sample> samples_;                   // by sample index
+  std::vector<PrefillRequest*> short_;            // scratch of AddShort
 };
 
 }  // namespace prefill_worker

@@ -1,5 +1,7 @@
 #include "router/admission.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "status/check.h"
 #include "status/grpc_status.h"
@@ -24,7 +26,7 @@ absl::Status AdmissionQueue::Enter(Entry* entry) {
 }
 
 void AdmissionQueue::Return(Entry* entry) {
-  const bool inserted = models_[entry->model].emplace(KeyOf(*entry), entry).second;
+  const bool inserted = models_[entry->model].entries.emplace(KeyOf(*entry), entry).second;
   FERRY_CHECK(inserted) << "arrival=" << entry->arrival;
   ++num_requests_;
   num_bytes_ += entry->bytes;
@@ -33,37 +35,46 @@ void AdmissionQueue::Return(Entry* entry) {
 bool AdmissionQueue::Leave(Entry* entry) {
   const auto model = models_.find(entry->model);
   if (model == models_.end()) return false;
-  const auto it = model->second.find(KeyOf(*entry));
-  if (it == model->second.end() || it->second != entry) return false;
-  model->second.erase(it);
-  if (model->second.empty()) models_.erase(model);
+  Entries& entries = model->second.entries;
+  const auto it = entries.find(KeyOf(*entry));
+  if (it == entries.end() || it->second != entry) return false;
+  entries.erase(it);
+  if (entries.empty()) models_.erase(model);
   --num_requests_;
   num_bytes_ -= entry->bytes;
   return true;
 }
 
 void AdmissionQueue::ForEach(absl::Time now, const std::function<Visit(Entry*)>& visit) {
-  for (auto& [model, entries] : models_) {
-    int skips = 0;
-    for (auto it = entries.begin(); it != entries.end() && skips < kMaxSkips;) {
-      Entry* const entry = it->second;
-      if (entry->not_before > now) {
-        ++it;
-        continue;
+  for (auto& [name, model] : models_) {
+    Entries& entries = model.entries;
+    bool room = true;
+    // From `it` on; returns where it stopped.
+    const auto look = [&](Entries::iterator it) {
+      for (int skips = 0; it != entries.end() && skips < kMaxSkips / 2;) {
+        Entry* const entry = it->second;
+        const Visit result = entry->not_before > now ? Visit::kSkip : visit(entry);
+        if (result == Visit::kNoRoom) {
+          room = false;
+          break;
+        }
+        if (result == Visit::kSkip) {
+          skips += entry->not_before <= now;
+          ++it;
+          continue;
+        }
+        it = entries.erase(it);
+        --num_requests_;
+        num_bytes_ -= entry->bytes;
       }
-      const Visit result = visit(entry);
-      if (result == Visit::kNoRoom) break;
-      if (result == Visit::kSkip) {
-        ++skips;
-        ++it;
-        continue;
-      }
-      it = entries.erase(it);
-      --num_requests_;
-      num_bytes_ -= entry->bytes;
-    }
+      return it;
+    };
+    const auto stopped = look(entries.begin());
+    if (!room || stopped == entries.end()) continue;
+    const auto last = look(entries.lower_bound(std::max(model.resume, stopped->first)));
+    model.resume = last == entries.end() ? Model().resume : last->first;
   }
-  absl::erase_if(models_, [](const auto& model) { return model.second.empty(); });
+  absl::erase_if(models_, [](const auto& model) { return model.second.entries.empty(); });
 }
 
 }  // namespace router

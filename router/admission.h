@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <tuple>
@@ -48,8 +49,9 @@ class AdmissionQueue final {
   // False if it was not in.
   bool Leave(Entry* entry);
 
-  // Visits each model's entries in order, until kMaxSkips of them have been skipped.  `visit` must
-  // not change the queue.
+  // One look at each model's entries: in order until half of kMaxSkips of them have been skipped,
+  // then as many again from where the last look ended, so that whoever could go is found behind any
+  // number of those who wait.  `visit` must not change the queue.
   static constexpr int kMaxSkips = 64;
   void ForEach(absl::Time now, const std::function<Visit(Entry*)>& visit);
 
@@ -60,8 +62,14 @@ class AdmissionQueue final {
   using Key = std::tuple<int64_t, int64_t>;  // -priority, arrival
   static Key KeyOf(const Entry& entry) { return {-int64_t{entry.priority}, entry.arrival}; }
 
+  using Entries = std::map<Key, Entry*>;
+  struct Model {
+    Entries entries;
+    Key resume = {std::numeric_limits<int64_t>::min(), 0};  // where the next look goes on
+  };
+
   const Limits limits_;
-  absl::flat_hash_map<std::string, std::map<Key, Entry*>> models_;
+  absl::flat_hash_map<std::string, Model> models_;
   int64_t num_requests_ = 0;
   int64_t num_bytes_ = 0;
 };

@@ -21,8 +21,8 @@ TEST(PacingTest, AStepTakesASecondAtMostButABlockAtLeast) {
 }
 
 TEST(PacingTest, ReservesWhenTheRestFitsTheWholeTransfersTime) {
-  EXPECT_TRUE(AtSpeed(100).MayReserve(3'000));
-  EXPECT_FALSE(AtSpeed(100).MayReserve(3'001));
+  EXPECT_TRUE(AtSpeed(100).MayReserve(1'500));
+  EXPECT_FALSE(AtSpeed(100).MayReserve(1'501));
   EXPECT_TRUE(AtSpeed(0.1).MayReserve(0));  // all computed
 }
 

@@ -76,6 +76,34 @@ TEST(AdmissionQueueTest, OneLookSkipsOnlySoMany) {
   EXPECT_EQ(Order(&queue, Visit::kTaken).size(), 200u);
 }
 
+// However many wait for something that a later one does not need.
+TEST(AdmissionQueueTest, WhoCanGoIsFoundBehindAnyNumberWhoWait) {
+  AdmissionQueue queue({});
+  std::vector<Entry> entries;
+  for (int i = 0; i < 1000; ++i) entries.push_back(Make(i));
+  for (Entry& entry : entries) ASSERT_TRUE(queue.Enter(&entry).ok());
+  const auto visit = [](Entry* entry) {
+    return entry->arrival < 999 ? Visit::kSkip : Visit::kTaken;
+  };
+  int looks = 0;
+  while (queue.num_requests() == 1000 && looks < 100) {
+    bool oldest_first = false;
+    int visited = 0;
+    queue.ForEach(kNow, [&](Entry* entry) {
+      oldest_first |= visited == 0 && entry->arrival == 0;
+      ++visited;
+      return visit(entry);
+    });
+    EXPECT_TRUE(oldest_first) << "the oldest has the first chance at every look";
+    EXPECT_LE(visited, AdmissionQueue::kMaxSkips + 1);
+    ++looks;
+  }
+  EXPECT_EQ(queue.num_requests(), 999);
+  EXPECT_LE(looks, 1000 / (AdmissionQueue::kMaxSkips / 2));
+  // The next round begins behind the head again, not at the end.
+  EXPECT_THAT(Order(&queue, Visit::kSkip), testing::Contains(40));
+}
+
 TEST(AdmissionQueueTest, LeavingTwiceIsHarmless) {
   AdmissionQueue queue({});
   Entry a = Make(1);
