@@ -124,21 +124,22 @@ class TransferServiceImpl final : public TransferService,
       links.push_back({.kind = link.kind(),
                        .host_id = link.host_id(),
                        .worker_address = link.worker_address(),
-                       .listener = link.listener()});
+                       .listener = service::ReachableAddress(link.listener(), context->peer())});
     }
-    links_->Connect(*peer, address, std::move(links),
-                    [this, reactor, response](const absl::Status& status) {
-                      on_handshake_(status);
-                      response->set_epoch(runtime_->epoch.ToBytes());
-                      for (const kv_transfer::LinkAddress& own : runtime_->transport->addresses()) {
-                        ferry::v1::LinkAddress* link = response->add_links();
-                        link->set_kind(own.kind);
-                        link->set_host_id(own.host_id);
-                        link->set_worker_address(own.worker_address);
-                        link->set_listener(own.listener);
-                      }
-                      Answer(reactor, status);
-                    });
+    links_->Connect(
+        *peer, address, std::move(links),
+        [this, reactor, response, caller = context->peer()](const absl::Status& status) {
+          on_handshake_(status);
+          response->set_epoch(runtime_->epoch.ToBytes());
+          for (const kv_transfer::LinkAddress& own : runtime_->transport->addresses()) {
+            ferry::v1::LinkAddress* link = response->add_links();
+            link->set_kind(own.kind);
+            link->set_host_id(own.host_id);
+            link->set_worker_address(own.worker_address);
+            link->set_listener(service::OwnAddressFor(own.listener, caller));
+          }
+          Answer(reactor, status);
+        });
     return reactor;
   }
 

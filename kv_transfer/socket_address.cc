@@ -1,8 +1,6 @@
 #include "kv_transfer/socket_address.h"
 
 #include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 
@@ -13,14 +11,6 @@
 
 namespace kv_transfer {
 namespace {
-
-bool IsWildcard(const SocketAddress& address) {
-  if (address.storage.ss_family == AF_INET) {
-    return reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr.s_addr == INADDR_ANY;
-  }
-  const auto* const v6 = reinterpret_cast<const sockaddr_in6*>(&address.storage);
-  return IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr);
-}
 
 uint16_t Port(const SocketAddress& address) {
   return ntohs(address.storage.ss_family == AF_INET
@@ -70,29 +60,8 @@ absl::StatusOr<SocketAddress> ParseSocketAddress(const std::string& text) {
   return MakeSocketAddress(ip, port);
 }
 
-std::string ReachableName(const SocketAddress& bound) {
-  std::string ip = IpText(bound.get());
-  if (IsWildcard(bound)) {
-    const int family = bound.storage.ss_family;
-    ip = family == AF_INET ? "127.0.0.1" : "[::1]";
-    ifaddrs* devices = nullptr;
-    if (getifaddrs(&devices) == 0) {
-      for (const ifaddrs* device = devices; device != nullptr; device = device->ifa_next) {
-        const bool usable = device->ifa_addr != nullptr && (device->ifa_flags & IFF_UP) != 0 &&
-                            (device->ifa_flags & IFF_LOOPBACK) == 0 &&
-                            device->ifa_addr->sa_family == family;
-        if (!usable) continue;
-        if (family == AF_INET6) {  // link-local ones need a scope that the peer does not know
-          const auto* const v6 = reinterpret_cast<const sockaddr_in6*>(device->ifa_addr);
-          if (IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr)) continue;
-        }
-        ip = IpText(device->ifa_addr);
-        break;
-      }
-      freeifaddrs(devices);
-    }
-  }
-  return absl::StrCat(ip, ":", Port(bound));
+std::string ToText(const SocketAddress& address) {
+  return absl::StrCat(IpText(address.get()), ":", Port(address));
 }
 
 }  // namespace kv_transfer

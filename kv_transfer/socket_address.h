@@ -23,9 +23,8 @@ absl::StatusOr<SocketAddress> MakeSocketAddress(const std::string& ip, int32_t p
 // Errors: kInvalidArgument unless `text` is "ip:port" or "[ip]:port".
 absl::StatusOr<SocketAddress> ParseSocketAddress(const std::string& text);
 
-// "ip:port" under which others reach a listener on `bound`: for a wildcard the first address of the
-// same family of a device that is up and not loopback, else of loopback.
-std::string ReachableName(const SocketAddress& bound);
+// What ParseSocketAddress reads.
+std::string ToText(const SocketAddress& address);
 
 }  // namespace kv_transfer
 

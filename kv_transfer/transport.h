@@ -50,8 +50,8 @@ struct Epoch {
 
 using TransferId = std::array<uint8_t, 16>;
 
-// A heartbeat carries no bytes: it says that the sender of an open transfer is at work on what comes
-// next.
+// A heartbeat carries no bytes: it says that the sender of an open transfer is at work on what
+// comes next.
 enum class MessageKind : uint32_t { kBlock = 1, kStateSlot = 2, kHeartbeat = 3 };
 
 // Travels in front of every message; little-endian, 64 bytes on the wire.
@@ -87,7 +87,7 @@ struct LinkAddress {
   std::string kind;            // "shm", "tcp", "rc", "loopback"
   std::string host_id;         // equal = same host (shm is possible)
   std::string worker_address;  // opaque
-  std::string listener;        // "ip:port" or ""
+  std::string listener;        // "ip:port" or ""; who listens on 0.0.0.0 says so
 };
 
 struct TransportStats {  // counters since start

@@ -244,7 +244,7 @@ absl::Status UcxWorker::Listen() {
   if (status != UCS_OK) return UcxError(kind_, where, status);
   SocketAddress bound;
   bound.storage = attributes.sockaddr;
-  address_.listener = ReachableName(bound);
+  address_.listener = ToText(bound);
   return absl::OkStatus();
 }
 

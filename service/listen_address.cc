@@ -43,6 +43,37 @@ bool NamesAllInterfaces(const std::string& host) {
   return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_UNSPECIFIED(&v6);
 }
 
+// The IP of this host in packets to `ip`; "" if there is no way.
+std::string SourceIpTo(const std::string& ip) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  constexpr char kAnyPort[] = "9";  // nothing is sent there
+  if (getaddrinfo(ip.c_str(), kAnyPort, &hints, &found) != 0) return "";
+  const int fd = socket(found->ai_family, found->ai_socktype | SOCK_CLOEXEC, found->ai_protocol);
+  sockaddr_storage own{};
+  socklen_t length = sizeof(own);
+  char text[NI_MAXHOST] = "";
+  if (fd < 0 || connect(fd, found->ai_addr, found->ai_addrlen) != 0 ||
+      getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) != 0 ||
+      getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text, sizeof(text), nullptr, 0,
+                  NI_NUMERICHOST) != 0) {
+    text[0] = 0;
+  }
+  if (fd >= 0) close(fd);
+  freeaddrinfo(found);
+  return text;
+}
+
+// `address`, with `ip` where it names all interfaces.
+std::string WithIp(const std::string& address, const std::string& ip) {
+  absl::StatusOr<HostPort> parsed = ParseListenAddress(address);
+  if (ip.empty() || !parsed.ok() || !NamesAllInterfaces(parsed->host)) return address;
+  parsed->host = ip;
+  return parsed->ToString();
+}
+
 }  // namespace
 
 std::string HostPort::ToString() const {
@@ -68,12 +99,11 @@ absl::StatusOr<HostPort> ParseListenAddress(const std::string& address) {
 }
 
 std::string ReachableAddress(const std::string& told, const std::string& grpc_peer) {
-  absl::StatusOr<HostPort> address = ParseListenAddress(told);
-  if (!address.ok() || !NamesAllInterfaces(address->host)) return told;
-  const std::string ip = IpOfPeer(grpc_peer);
-  if (ip.empty()) return told;
-  address->host = ip;
-  return address->ToString();
+  return WithIp(told, IpOfPeer(grpc_peer));
+}
+
+std::string OwnAddressFor(const std::string& own, const std::string& grpc_peer) {
+  return WithIp(own, SourceIpTo(IpOfPeer(grpc_peer)));
 }
 
 absl::Status CheckCanListen(const std::string& address) {

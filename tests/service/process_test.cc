@@ -64,8 +64,8 @@ TEST(MetricsServerTest, APortInUseIsUnavailableAndNamed) {
   EXPECT_EQ(second.message(), "cannot listen on " + address + ": address already in use");
 }
 
-// Left alone, the library's thread sleeps two seconds in poll before it looks for its end.  The best
-// of several ends counts: a busy machine may make one of them slow.
+// Left alone, the library's thread sleeps two seconds in poll before it looks for its end.  The
+// best of several ends counts: a busy machine may make one of them slow.
 TEST(MetricsServerTest, EndsWithoutWaitingForItsListener) {
   for (const char* address : {"127.0.0.1:0", "0.0.0.0:0", "localhost:0"}) {
     absl::Duration best = absl::InfiniteDuration();
@@ -101,6 +101,17 @@ TEST(ListenAddressTest, WhoListensEverywhereIsCalledWhereItsCallsComeFrom) {
   }
   for (const char* peer : {"", "unix:/run/ferry", "unknown", "ipv4:", "ipv6:x"}) {
     EXPECT_EQ(ReachableAddress("0.0.0.0:8601", peer), "0.0.0.0:8601") << peer;
+  }
+}
+
+TEST(ListenAddressTest, WhoListensEverywhereTellsACallerTheAddressOnItsWay) {
+  EXPECT_EQ(OwnAddressFor("0.0.0.0:8601", "ipv4:127.0.0.1:41234"), "127.0.0.1:8601");
+  EXPECT_EQ(OwnAddressFor("[::]:8601", "ipv4:127.0.0.1:41234"), "127.0.0.1:8601");
+  for (const char* own : {"10.0.0.9:8601", "worker-3:8601", ""}) {
+    EXPECT_EQ(OwnAddressFor(own, "ipv4:127.0.0.1:41234"), own);
+  }
+  for (const char* peer : {"", "unix:/run/ferry", "unknown", "ipv4:", "ipv6:x"}) {
+    EXPECT_EQ(OwnAddressFor("0.0.0.0:8601", peer), "0.0.0.0:8601") << peer;
   }
 }
 
