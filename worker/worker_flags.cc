@@ -45,7 +45,8 @@ void AddWorkerFlags(CLI::App& app, WorkerOptions* options) {
   add("--max_waiting", options->max_waiting, "requests that may wait in the queue");
 
   add("--links", options->links, "data links, best first: shm, tcp, rc");
-  add("--data_ip", options->data_ip, "address of the data link's listener");
+  add("--data_ip", options->data_ip,
+      "address of the data link's listener; 0.0.0.0: a peer is told the one on its way");
   add("--data_port", options->data_port, "port of the data link's listener; 0: any");
 
   add("--tls_cert", options->tls.cert_file, "PEM certificate");

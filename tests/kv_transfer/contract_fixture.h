@@ -1,0 +1,65 @@
+// TransportContractTest: two ends of a transport in this process, over each kind of link by name.
+
+#ifndef TESTS_KV_TRANSFER_CONTRACT_FIXTURE_H_
+#define TESTS_KV_TRANSFER_CONTRACT_FIXTURE_H_
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "gtest/gtest.h"
+#include "kv_transfer/loopback_transport.h"
+#include "kv_transfer/ucx_transport.h"
+#include "tests/kv_transfer/side.h"
+
+namespace kv_transfer {
+
+class TransportContractTest : public testing::TestWithParam<std::string> {
+ protected:
+  std::unique_ptr<Side> MakeSide() {
+    const Epoch epoch = Epoch::Random();
+    if (GetParam() == "loopback") {
+      return std::make_unique<Side>(epoch, CreateLoopbackTransport(network_, epoch));
+    }
+    UcxOptions options;
+    options.epoch = epoch;
+    options.link_kinds = {GetParam()};
+    options.listen_ip = "127.0.0.1";
+    auto transport = CreateUcxTransport(options);
+    if (!transport.ok()) {
+      ADD_FAILURE() << transport.status();
+      abort();
+    }
+    return std::make_unique<Side>(epoch, *std::move(transport));
+  }
+  static absl::Status Connect(Side& from, Side& to) {
+    return from.transport->Connect(to.epoch, to.transport->addresses(), absl::Seconds(10));
+  }
+  void SetUp() override {
+    a_ = MakeSide();
+    b_ = MakeSide();
+    ASSERT_TRUE(Connect(*a_, *b_).ok());
+    ASSERT_TRUE(Connect(*b_, *a_).ok());
+  }
+  // Expects a transfer from `from` at `to`.
+  static TransferId Expect(Side& from, Side& to, Blocks& destination,
+                           const Promised<IncomingResult>& ended,
+                           absl::Duration stall = absl::Seconds(20)) {
+    IncomingSpec spec = SpecFor(RandomId(), from.epoch, destination);
+    const TransferId id = spec.transfer_id;
+    spec.stall_timeout = stall;
+    EXPECT_TRUE(to.incoming
+                    ->Expect(std::move(spec),
+                             [ended](IncomingResult result) { ended.Set(std::move(result)); })
+                    .ok());
+    return id;
+  }
+
+  std::shared_ptr<LoopbackNetwork> network_ = CreateLoopbackNetwork();
+  std::unique_ptr<Side> a_, b_;
+};
+
+}  // namespace kv_transfer
+
+#endif  // TESTS_KV_TRANSFER_CONTRACT_FIXTURE_H_
