@@ -36,12 +36,12 @@ class PeerProcessTest : public testing::TestWithParam<std::string> {
     Connect();
   }
 
-  // As a handshake does it: the peer connects to us, and we to it.
+  // As a handshake does it: we connect to the peer, and then it to us.
   void Connect() {
-    peer_->Tell("connect " + FormatAddress(side_->epoch, side_->transport->addresses().front()));
     const absl::Status status =
         side_->transport->Connect(peer_->epoch(), {peer_->address()}, absl::Seconds(10));
     ASSERT_TRUE(status.ok()) << status;
+    peer_->Tell("connect " + FormatAddress(side_->epoch, side_->transport->addresses().front()));
     ASSERT_EQ(peer_->Read("connect "), "OK");
   }
 
