@@ -247,7 +247,7 @@ TEST_P(GoldenDecodeTest, FollowUpTurnReusesOwnBlocksAndSaysTheSame) {
   EXPECT_EQ(cached->tokens(), Alone(second));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GoldenDecodeTest, ::testing::Values("v3_odd", "v2_group"));
+INSTANTIATE_TEST_SUITE_P(Models, GoldenDecodeTest, ::testing::Values("v3_odd", "v2_group", "v32_odd"));
 
 }  // namespace
 }  // namespace decode_worker

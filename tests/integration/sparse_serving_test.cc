@@ -10,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "model/safetensors.h"
 #include "tests/integration/ferry_system.h"
 #include "tests/integration/requests.h"
 
@@ -82,6 +83,32 @@ class SparseServingTest : public testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Models, SparseServingTest,
                          testing::Values("v32_native", "v4_native", "v4_odd"),
                          [](const auto& param_info) { return std::string(param_info.param); });
+
+// The independent implementation's greedy tokens, wherever its margin is above twice the error that
+// the fixtures allow a logit.
+TEST_P(SparseServingTest, TheTextIsTheGoldenOne) {
+  const auto file = model::Checkpoint::OpenFile(
+      absl::StrCat(std::getenv("FERRY_GOLDEN_DIR"), "/models/", GetParam(), "/golden.safetensors"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  const auto values = [&](const std::string& name) { return (*(*file)->Get(name))->data.data(); };
+  const auto system = FerrySystem::Start(Options());
+  int certain = 0;
+  for (const int32_t length : {1, 5, 64, 130, 300, 700}) {
+    SCOPED_TRACE(length);
+    const std::string name = absl::StrCat("p", length);
+    const auto* ids = reinterpret_cast<const int64_t*>(values(name + ".ids"));
+    const auto* greedy = reinterpret_cast<const int64_t*>(values(name + ".greedy"));
+    const auto* margin = reinterpret_cast<const float*>(values(name + ".margin"));
+    const auto completion =
+        system->client().Complete(ToRequest({{ids, ids + length}, /*max_tokens=*/24, 0}));
+    ASSERT_TRUE(completion.ok()) << completion.status();
+    const std::vector<int32_t> tokens = Tokens(*completion);
+    ASSERT_EQ(tokens.size(), 24u);
+    for (int i = 0; i < 24 && margin[i] > 2e-3f; ++i, ++certain)
+      EXPECT_EQ(tokens[i], greedy[i]) << i;
+  }
+  EXPECT_GT(certain, 70) << "most of the 144 tokens are beyond doubt";
+}
 
 // Transfers at the borders of windows and blocks, beside them, and in the middle of a CSA window
 // (130, 301), of an HCA window (all but multiples of 128) and of neither; 20 more tokens go on
