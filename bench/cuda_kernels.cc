@@ -7,4 +7,5 @@
 int main(int argc, char** argv) {
   bench::KernelBench bench(argc > 1 ? argv[1] : "");
   bench::TimeDecode(bench);
+  bench::TimePrefill(bench);
 }

@@ -1,4 +1,5 @@
-// The rows of a decode step of DeepSeek-V2-Lite, and dense decode as FlashMLA is measured.
+// The rows of a step of DeepSeek-V2-Lite but for prefill attention, and dense decode as FlashMLA is
+// measured.
 
 #include <algorithm>
 #include <cstdio>
@@ -279,11 +280,17 @@ void TimeDecode(KernelBench& bench) {
     TimeHeads(bench, "W_UV", kNope, kRank, rows);
     TimeSampler(bench, rows);
   }
+  bench.Group("products of a prefill step");
+  const LinearCase kv_b{"kv_b", 4096, kRank, false, LinearEpilogue::kNone, 64};
+  for (const LinearCase& c : {q_kv_a, kv_b, o, dense_up, dense_down}) TimeLinear(bench, c, 1000);
+  TimeLinear(bench, {"square", 4096, 4096, false, LinearEpilogue::kNone, 8}, 4096);
   bench.Group("mixture of experts, V2-Lite");
   constexpr double kExpertBytes = 6.0 * kExpert * kHidden;
   TimeMoe(bench, 1, 8 * kExpertBytes, 42);
   TimeMoe(bench, 8, 37 * kExpertBytes, 0);
   TimeMoe(bench, 100, 66 * kExpertBytes, 320);
+  TimeMoe(bench, 1000, 66 * kExpertBytes, 400);
+  TimeMoe(bench, 4096, 66 * kExpertBytes, 0);
   bench.Group("dense absorbed decode (peer: FlashMLA, without its metadata)");
   for (const DecodeCase& c :
        {DecodeCase{1, 16, 1024, false, 11, 11.39}, DecodeCase{1, 16, 1024, true},

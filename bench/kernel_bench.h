@@ -68,6 +68,7 @@ class KernelBench final {
 
 // Each prints its rows.
 void TimeDecode(KernelBench& bench);
+void TimePrefill(KernelBench& bench);
 
 }  // namespace bench
 
