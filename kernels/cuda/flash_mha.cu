@@ -22,6 +22,7 @@ constexpr int32_t kBlockElements = kKeys * kBoxColumns;  // 64 columns of a step
 constexpr int32_t kStages = 2;
 constexpr int32_t kWarps = 8;                             // that multiply
 constexpr int32_t kFlashThreads = 3 * kWarpgroupThreads;  // the third warpgroup copies
+constexpr int32_t kMaxSortedSeqs = 4 * kWarpSize;
 constexpr float kLog2E = 1.44269504f;
 
 struct FlashShared {
@@ -64,48 +65,65 @@ __device__ SeqLengths LengthsOf(const RaggedMhaParams& params, int32_t seq) {
           params.causal_offset != nullptr ? params.causal_offset[seq] : kv_len - q_len};
 }
 
-// Tile `index` in order of the keys that tiles see, most first, so that blocks end together.  A
-// warp's work: its lanes take the sequences.
+// The tile at `row_begin` of a sequence.
+__device__ FlashTile TileOf(const RaggedMhaParams& params, int32_t seq, int32_t row_begin) {
+  const SeqLengths lengths = LengthsOf(params, seq);
+  FlashTile tile;
+  tile.seq = seq;
+  tile.row_begin = row_begin;
+  tile.num_rows = min(kRows, lengths.q_len - row_begin);
+  tile.q_begin =
+      (params.q_row_begin != nullptr ? params.q_row_begin[seq] : params.cu_seqlens_q[seq]) +
+      row_begin;
+  tile.kv_begin = params.cu_seqlens_kv[seq];
+  tile.kv_len = lengths.kv_len;
+  tile.offset = int64_t{lengths.offset} + row_begin;
+  tile.num_keys = min(max(tile.offset + tile.num_rows, int64_t{0}), tile.kv_len);
+  return tile;
+}
+
+// Tile `index` in order of the keys that tiles see, most first, so that blocks end together; past
+// kMaxSortedSeqs in order of the sequences.  A warp's work: its lanes take the sequences.
 __device__ FlashTile FindFlashTile(const RaggedMhaParams& params, int32_t index) {
+  constexpr int32_t kSeqsPerLane = kMaxSortedSeqs / kWarpSize;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  // A sequence has tiles at levels [first, first + count).
-  const auto levels = [&](int32_t seq) {
-    if (seq >= params.num_seqs) return int2{0, 0};
+  if (params.num_seqs > kMaxSortedSeqs) {
+    for (int32_t seq = 0; seq < params.num_seqs; ++seq) {
+      const int32_t count = CeilDiv(LengthsOf(params, seq).q_len, kRows);
+      if (index < count) return TileOf(params, seq, (count - 1 - index) * kRows);
+      index -= count;
+    }
+    return {};
+  }
+  // A sequence has tiles at levels [first, end).
+  int32_t first[kSeqsPerLane], end[kSeqsPerLane], level = -1;
+#pragma unroll
+  for (int32_t i = 0; i < kSeqsPerLane; ++i) {
+    const int32_t seq = i * kWarpSize + lane;
+    first[i] = end[i] = 0;
+    if (seq >= params.num_seqs) continue;
     const SeqLengths lengths = LengthsOf(params, seq);
-    const int32_t first = min(max(lengths.offset, 0), lengths.kv_len) / kRows;
-    return int2{first, CeilDiv(lengths.q_len, kRows)};
-  };
-  int32_t top = 0;
-  for (int32_t seq = lane; seq < params.num_seqs; seq += kWarpSize) {
-    const int2 l = levels(seq);
-    top = max(top, l.x + l.y);
+    first[i] = min(max(lengths.offset, 0), lengths.kv_len) / kRows;
+    end[i] = first[i] + CeilDiv(lengths.q_len, kRows);
+    level = max(level, end[i] - 1);
   }
   for (int32_t offset = kWarpSize / 2; offset > 0; offset /= 2) {
-    top = max(top, __shfl_xor_sync(kFullWarp, top, offset));
+    level = max(level, __shfl_xor_sync(kFullWarp, level, offset));
   }
-  for (int32_t level = top - 1; level >= 0; --level) {
-    for (int32_t begin = 0; begin < params.num_seqs; begin += kWarpSize) {
-      const int2 l = levels(begin + lane);
-      uint32_t lanes = __ballot_sync(kFullWarp, level >= l.x && level < l.x + l.y);
+  for (; level >= 0; --level) {
+#pragma unroll
+    for (int32_t i = 0; i < kSeqsPerLane; ++i) {
+      if (i * kWarpSize >= params.num_seqs) continue;
+      uint32_t lanes = __ballot_sync(kFullWarp, level >= first[i] && level < end[i]);
       const int32_t count = __popc(lanes);
       if (index >= count) {
         index -= count;
         continue;
       }
       for (; index > 0; --index) lanes &= lanes - 1;
-      FlashTile tile;
-      tile.seq = begin + __ffs(static_cast<int32_t>(lanes)) - 1;
-      const SeqLengths lengths = LengthsOf(params, tile.seq);
-      tile.row_begin = (level - levels(tile.seq).x) * kRows;
-      tile.num_rows = min(kRows, lengths.q_len - tile.row_begin);
-      tile.q_begin = (params.q_row_begin != nullptr ? params.q_row_begin[tile.seq]
-                                                    : params.cu_seqlens_q[tile.seq]) +
-                     tile.row_begin;
-      tile.kv_begin = params.cu_seqlens_kv[tile.seq];
-      tile.kv_len = lengths.kv_len;
-      tile.offset = int64_t{lengths.offset} + tile.row_begin;
-      tile.num_keys = min(max(tile.offset + tile.num_rows, int64_t{0}), tile.kv_len);
-      return tile;
+      const int32_t found = __ffs(static_cast<int32_t>(lanes)) - 1;
+      const int32_t first_level = __shfl_sync(kFullWarp, first[i], found);
+      return TileOf(params, i * kWarpSize + found, (level - first_level) * kRows);
     }
   }
   return {};
@@ -151,29 +169,55 @@ __device__ void SyncWarpgroup(int32_t warpgroup) {
   asm volatile("bar.sync %0, %1;" : : "r"(warpgroup + 1), "n"(kWarpgroupThreads) : "memory");
 }
 
+// The warpgroups issue their products in turns, so that one's run while the other weighs scores.
+__device__ void TakeTurn(int32_t warpgroup) {
+  asm volatile("bar.sync %0, %1;" : : "r"(warpgroup + 3), "n"(2 * kWarpgroupThreads) : "memory");
+}
+__device__ void PassTurn(int32_t warpgroup) {
+  asm volatile("bar.arrive %0, %1;"
+               :
+               : "r"((warpgroup ^ 1) + 3), "n"(2 * kWarpgroupThreads)
+               : "memory");
+}
+
 // The warpgroup's 64 query rows, rounded, where the copy engine would have put them.
 __device__ void LoadQueries(const RaggedMhaParams& params, const FlashTile& tile, int32_t head,
                             int32_t warpgroup, uint16_t (&q)[kKeyBoxes][kBoxElements]) {
   constexpr int32_t kChunks = kBoxColumns / 8;  // 16 bytes each, of a row of a box
   const int32_t thread = static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads;
-#pragma unroll 4
-  for (int32_t i = thread; i < kProductRows * kKeyBoxes * kChunks; i += kWarpgroupThreads) {
-    const int32_t row = i / (kKeyBoxes * kChunks), box = i / kChunks % kKeyBoxes;
-    const int32_t chunk = i % kChunks, d = box * kBoxColumns + chunk * 8;
-    const int32_t row_of_tile = warpgroup * kProductRows + row;
-    float4 a = {}, b = {};
-    if (row_of_tile < tile.num_rows) {
-      const int64_t q_row = tile.q_begin + row_of_tile;
-      const float* from = d < kNope ? params.q_nope + q_row * params.q_nope_row_stride +
-                                          head * params.q_nope_head_stride + d
-                                    : params.q_rope + q_row * params.q_rope_row_stride +
-                                          head * params.q_rope_head_stride + d - kNope;
-      a = reinterpret_cast<const float4*>(from)[0];
-      b = reinterpret_cast<const float4*>(from)[1];
+  const int32_t chunk = thread % kChunks;
+  constexpr int32_t kRowsAtATime = kWarpgroupThreads / kChunks;
+  constexpr int32_t kPasses = kProductRows / kRowsAtATime;
+  // All of them are under way before the first is stored.
+  float4 values[kKeyBoxes][kPasses][2];
+#pragma unroll
+  for (int32_t box = 0; box < kKeyBoxes; ++box) {
+    const int32_t d = box * kBoxColumns + chunk * 8;
+    const bool is_nope = box * kBoxColumns < kNope;
+    const float* from = is_nope ? params.q_nope + head * params.q_nope_head_stride + d
+                                : params.q_rope + head * params.q_rope_head_stride + d - kNope;
+    const int64_t row_stride = is_nope ? params.q_nope_row_stride : params.q_rope_row_stride;
+#pragma unroll
+    for (int32_t pass = 0; pass < kPasses; ++pass) {
+      const int32_t row = warpgroup * kProductRows + pass * kRowsAtATime + thread / kChunks;
+      const auto* row_values =
+          reinterpret_cast<const float4*>(from + (tile.q_begin + row) * row_stride);
+#pragma unroll
+      for (int32_t i = 0; i < 2; ++i) {
+        values[box][pass][i] = row < tile.num_rows ? row_values[i] : make_float4(0, 0, 0, 0);
+      }
     }
-    *reinterpret_cast<uint4*>(q[box] + row * kBoxColumns + (chunk ^ row % 8) * 8) =
-        make_uint4(PackBfloat16(a.x, a.y), PackBfloat16(a.z, a.w), PackBfloat16(b.x, b.y),
-                   PackBfloat16(b.z, b.w));
+  }
+#pragma unroll
+  for (int32_t box = 0; box < kKeyBoxes; ++box) {
+#pragma unroll
+    for (int32_t pass = 0; pass < kPasses; ++pass) {
+      const int32_t row = pass * kRowsAtATime + thread / kChunks;
+      const float4 a = values[box][pass][0], b = values[box][pass][1];
+      *reinterpret_cast<uint4*>(q[box] + row * kBoxColumns + (chunk ^ row % 8) * 8) =
+          make_uint4(PackBfloat16(a.x, a.y), PackBfloat16(a.z, a.w), PackBfloat16(b.x, b.y),
+                     PackBfloat16(b.z, b.w));
+    }
   }
   PublishShared();
   SyncWarpgroup(warpgroup);
@@ -349,7 +393,10 @@ __device__ void AttendRows(FlashShared& shared, const RaggedMhaParams& params,
     // The products of this step's scores run beside those of the last step's values.
     RingPosition<kStages> k_at, v_at;
     WaitFor(&shared.full_k[0], 0);
+    if (warpgroup == 1) PassTurn(warpgroup);  // the first warpgroup begins
+    TakeTurn(warpgroup);
     BeginScores(shared, warpgroup, 0, scores);
+    if (warpgroup == 0 || num_steps > 1) PassTurn(warpgroup);
     WaitForProducts<0>();
     KeepSums(scores);
     if (lane == 0) Arrive(&shared.empty_k[0]);
@@ -359,9 +406,11 @@ __device__ void AttendRows(FlashShared& shared, const RaggedMhaParams& params,
     RoundWeights(scores, weights);
     for (int32_t step = 1; step < num_steps; ++step, k_at.Advance(), v_at.Advance()) {
       WaitFor(&shared.full_k[k_at.stage], k_at.parity);
+      TakeTurn(warpgroup);
       BeginScores(shared, warpgroup, k_at.stage, scores);
       WaitFor(&shared.full_v[v_at.stage], v_at.parity);
       BeginValues(shared, v_at.stage, weights, out);
+      if (warpgroup == 0 || step + 1 < num_steps) PassTurn(warpgroup);
       WaitForProducts<1>();
       KeepSums(scores);
       if (lane == 0) Arrive(&shared.empty_k[k_at.stage]);

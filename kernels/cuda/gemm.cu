@@ -24,32 +24,56 @@ struct RoundArgs {
   uint16_t* out = nullptr;  // [rows, columns]
 };
 
-// out <- the input, normed if there is a norm, in bf16.  One block a row.
+__device__ double SquareSum(float4 v) {
+  return static_cast<double>(v.x) * v.x + static_cast<double>(v.y) * v.y +
+         static_cast<double>(v.z) * v.z + static_cast<double>(v.w) * v.w;
+}
+
+// out <- the input, normed if there is a norm, in bf16.  One block a row, of which a thread holds
+// the first kHeld values of four and reads the others twice.
 __global__ void __launch_bounds__(kRoundThreads) RoundRowsKernel(RoundArgs args) {
+  constexpr int32_t kHeld = 2;
+  constexpr int64_t kStep = 4 * kRoundThreads;
   __shared__ double scratch[33];
   const int64_t row = blockIdx.x;
+  const int64_t begin = 4 * int64_t{threadIdx.x};
   const float* x = args.input + row * args.row_stride;
-  uint16_t* out = args.out + row * args.columns;
+  const float* norm = args.norm_weight;
+  const auto load = [&](const float* from, int64_t at) {
+    return from != nullptr && at < args.columns ? *reinterpret_cast<const float4*>(from + at)
+                                                : make_float4(0, 0, 0, 0);
+  };
+  float4 values[kHeld], norms[kHeld];
+#pragma unroll
+  for (int32_t i = 0; i < kHeld; ++i) {
+    values[i] = load(x, begin + i * kStep);
+    norms[i] = load(norm, begin + i * kStep);
+  }
   float inverse = 1;
-  if (args.norm_weight != nullptr) {
+  if (norm != nullptr) {
     double sum = 0;
-    for (int64_t i = 4 * int64_t{threadIdx.x}; i < args.columns; i += 4 * kRoundThreads) {
-      const float4 v = *reinterpret_cast<const float4*>(x + i);
-      sum += static_cast<double>(v.x) * v.x + static_cast<double>(v.y) * v.y +
-             static_cast<double>(v.z) * v.z + static_cast<double>(v.w) * v.w;
+#pragma unroll
+    for (int32_t i = 0; i < kHeld; ++i) sum += SquareSum(values[i]);
+    for (int64_t at = begin + kHeld * kStep; at < args.columns; at += kStep) {
+      sum += SquareSum(load(x, at));
     }
     sum = BlockSum(sum, scratch);
     inverse = static_cast<float>(
         1.0 / sqrt(sum / static_cast<double>(args.columns) + static_cast<double>(args.norm_eps)));
   }
-  for (int64_t i = 4 * int64_t{threadIdx.x}; i < args.columns; i += 4 * kRoundThreads) {
-    float4 v = *reinterpret_cast<const float4*>(x + i);
-    if (args.norm_weight != nullptr) {
-      const float4 n = *reinterpret_cast<const float4*>(args.norm_weight + i);
+  const auto store = [&](int64_t at, float4 v, float4 n) {
+    if (at >= args.columns) return;
+    if (norm != nullptr) {
       v = make_float4(v.x * inverse * n.x, v.y * inverse * n.y, v.z * inverse * n.z,
                       v.w * inverse * n.w);
     }
-    *reinterpret_cast<uint2*>(out + i) = make_uint2(PackBfloat16(v.x, v.y), PackBfloat16(v.z, v.w));
+    *reinterpret_cast<uint2*>(args.out + row * args.columns + at) =
+        make_uint2(PackBfloat16(v.x, v.y), PackBfloat16(v.z, v.w));
+  };
+#pragma unroll
+  for (int32_t i = 0; i < kHeld; ++i) store(begin + i * kStep, values[i], norms[i]);
+  for (int64_t at = begin + kHeld * kStep; at < args.columns; at += kStep) {
+    store(at, load(x, at), load(norm, at));
   }
 }
 
@@ -116,56 +140,56 @@ __device__ void StoreRow(const LinearOutput& output, int64_t row, int64_t tile_c
 }
 
 // Grid: as many blocks as run at a time; they take the tiles in turns, row tiles first.  With
-// kSwiGlu a tile is 64 gate rows of the weights and the 64 up rows of the same columns.
-template <int32_t kWarpgroups, bool kSwiGlu>
-__global__ void __launch_bounds__(GemmShape<kWarpgroups>::kThreads, 1)
+// kSwiGlu half of a tile's columns are gate rows of the weights, half the up rows of the same
+// columns.
+template <int32_t kColumns, bool kSwiGlu>
+__global__ void __launch_bounds__(kGemmThreads, 1)
     GemmKernel(const __grid_constant__ GemmArgs args) {
-  using Shape = GemmShape<kWarpgroups>;
-  constexpr int32_t kColumns = kSwiGlu ? kGemmColumns / 2 : kGemmColumns;
-  GemmThread<kWarpgroups> thread(AlignedShared<GemmShared<kWarpgroups>>());
-  const int32_t row_tiles = CeilDiv(args.rows, Shape::kRows);
+  using Thread = GemmThread<kColumns>;
+  constexpr int32_t kOutputs = kSwiGlu ? kColumns / 2 : kColumns;
+  Thread thread(AlignedShared<GemmShared<kColumns>>());
+  const int32_t row_tiles = CeilDiv(args.rows, kGemmRows);
   const int32_t num_tiles =
-      row_tiles * static_cast<int32_t>(CeilDiv(args.columns, int64_t{kColumns}));
-  const auto row_begin = [&](int32_t tile) { return tile % row_tiles * Shape::kRows; };
-  const auto num_rows = [&](int32_t tile) {
-    return min(Shape::kRows, args.rows - row_begin(tile));
-  };
-  const auto column_begin = [&](int32_t tile) { return tile / row_tiles * kColumns; };
+      row_tiles * static_cast<int32_t>(CeilDiv(args.columns, int64_t{kOutputs}));
+  const auto row_begin = [&](int32_t tile) { return tile % row_tiles * kGemmRows; };
+  const auto num_rows = [&](int32_t tile) { return min(kGemmRows, args.rows - row_begin(tile)); };
+  const auto column_begin = [&](int32_t tile) { return tile / row_tiles * kOutputs; };
   const int32_t first = static_cast<int32_t>(blockIdx.x);
   const int32_t step = static_cast<int32_t>(gridDim.x);
   if (thread.copies()) {
-    GiveRegisters<Shape::kCopyRegisters>();
+    thread.BeginCopying();
     for (int32_t tile = first; tile < num_tiles; tile += step) {
       const int32_t row = row_begin(tile), column = column_begin(tile);
-      const int32_t second_half =
-          kSwiGlu ? static_cast<int32_t>(args.columns) + column : column + kGemmColumns / 2;
+      const int32_t up =
+          static_cast<int32_t>(args.columns) - kOutputs;  // of the up rows, less gate
       thread.Copy(
           args.depth, num_rows(tile),
           [&](uint16_t* to, Barrier* barrier, int32_t k, int32_t r) {
             CopyBox(to, &args.a, barrier, k, row + r);
           },
-          [&](uint16_t* to, Barrier* barrier, int32_t k, int32_t half) {
-            CopyBox(to, &args.w, barrier, k, half == 0 ? column : second_half);
+          [&](uint16_t* to, Barrier* barrier, int32_t k, int32_t c) {
+            CopyBox(to, &args.w, barrier, k, column + c + (kSwiGlu && c >= kOutputs ? up : 0));
           });
     }
     return;
   }
-  TakeRegisters<Shape::kRegisters>();
+  thread.BeginMultiplying();
   for (int32_t tile = first; tile < num_tiles; tile += step) {
-    float sums[kProductSums];
+    float sums[Thread::kSums];
     thread.Multiply(args.depth, num_rows(tile), sums);
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
       const int32_t row = thread.Row(i);
       if (row >= num_rows(tile)) continue;
-      float pairs[kColumns / 8][2];
+      float pairs[kOutputs / 8][2];
 #pragma unroll
-      for (int32_t j = 0; j < kColumns / 8; ++j) {
+      for (int32_t j = 0; j < kOutputs / 8; ++j) {
 #pragma unroll
         for (int32_t c = 0; c < 2; ++c) {
           pairs[j][c] = sums[4 * j + 2 * i + c];
           if constexpr (kSwiGlu) {
-            pairs[j][c] = SwiGlu(pairs[j][c], sums[32 + 4 * j + 2 * i + c], args.swiglu_limit);
+            pairs[j][c] =
+                SwiGlu(pairs[j][c], sums[Thread::kSums / 2 + 4 * j + 2 * i + c], args.swiglu_limit);
           }
         }
       }
@@ -175,27 +199,29 @@ __global__ void __launch_bounds__(GemmShape<kWarpgroups>::kThreads, 1)
   }
 }
 
-template <int32_t kWarpgroups>
-absl::Status LaunchGemm(const Launcher& launcher, const GemmArgs& args, bool swiglu) {
-  using Shape = GemmShape<kWarpgroups>;
-  const int64_t tiles = CeilDiv(args.rows, Shape::kRows) *
-                        CeilDiv(args.columns, int64_t{swiglu ? kGemmColumns / 2 : kGemmColumns});
-  const LaunchShape shape{
-      .grid = dim3(static_cast<uint32_t>(std::min<int64_t>(tiles, launcher.device.num_sms))),
-      .threads = Shape::kThreads,
-      .shared_bytes = kGemmSharedBytes<kWarpgroups>};
-  return swiglu ? Launch(launcher, "gemm", GemmKernel<kWarpgroups, true>, shape, args)
-                : Launch(launcher, "gemm", GemmKernel<kWarpgroups, false>, shape, args);
+int64_t NumTiles(const GemmArgs& args, int32_t outputs) {
+  return CeilDiv(args.rows, kGemmRows) * CeilDiv(args.columns, int64_t{outputs});
 }
 
-// Large tiles read less, small ones leave fewer multiprocessors without work.
-bool TakesLargeTiles(const Launcher& launcher, const GemmArgs& args, bool swiglu) {
-  const auto rounds = [&](int32_t rows) {
-    const int64_t tiles = CeilDiv(args.rows, rows) *
-                          CeilDiv(args.columns, int64_t{swiglu ? kGemmColumns / 2 : kGemmColumns});
-    return CeilDiv(tiles, int64_t{launcher.device.num_sms});
+template <int32_t kColumns, bool kSwiGlu>
+absl::Status LaunchGemm(const Launcher& launcher, const GemmArgs& args) {
+  const int64_t tiles = NumTiles(args, kSwiGlu ? kColumns / 2 : kColumns);
+  return Launch(
+      launcher, "gemm", GemmKernel<kColumns, kSwiGlu>,
+      {.grid = dim3(static_cast<uint32_t>(std::min<int64_t>(tiles, launcher.device.num_sms))),
+       .threads = kGemmThreads,
+       .shared_bytes = kGemmSharedBytes<kColumns>},
+      args);
+}
+
+// Wide tiles read less and take 1.6 times as long, narrow ones leave fewer multiprocessors without
+// work.
+bool TakesWideTiles(const Launcher& launcher, const GemmArgs& args, bool swiglu) {
+  const auto rounds = [&](int32_t columns) {
+    return CeilDiv(NumTiles(args, swiglu ? columns / 2 : columns),
+                   int64_t{launcher.device.num_sms});
   };
-  return rounds(GemmShape<4>::kRows) * 20 <= rounds(GemmShape<2>::kRows) * 11;
+  return 16 * rounds(256) <= 10 * rounds(128);
 }
 
 bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
@@ -245,8 +271,9 @@ absl::Status Gemm(const Launcher& launcher, const LinearParams& params, const Ma
                 .output = MakeLinearOutput(params)};
   ASSIGN_OR_RETURN(args.a, MakeTensorMap(rows));
   ASSIGN_OR_RETURN(args.w, MakeTensorMap({matrix.data, matrix.rows, matrix.cols, matrix.cols}));
-  return TakesLargeTiles(launcher, args, swiglu) ? LaunchGemm<4>(launcher, args, swiglu)
-                                                 : LaunchGemm<2>(launcher, args, swiglu);
+  const bool wide = TakesWideTiles(launcher, args, swiglu);
+  if (swiglu) return (wide ? LaunchGemm<256, true> : LaunchGemm<128, true>)(launcher, args);
+  return (wide ? LaunchGemm<256, false> : LaunchGemm<128, false>)(launcher, args);
 }
 
 }  // namespace kernels::cuda

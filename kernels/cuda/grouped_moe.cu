@@ -17,6 +17,8 @@ constexpr int32_t kThreads = 256;
 constexpr int64_t kAlignment = 256;   // bytes
 constexpr int32_t kValues = 8;        // bf16 values that a thread takes at a time
 constexpr int32_t kRouteExperts = 8;  // that a warp takes at a time
+constexpr int32_t kRouteRows = 4;     // that a block takes
+constexpr int32_t kTileColumns = 256;
 
 struct Workspace {
   float* logits;  // [rows, experts]
@@ -67,45 +69,66 @@ struct RouteArgs {
   float* logits = nullptr;     // [rows, experts]
 };
 
-__device__ float4 WidenFour(const uint16_t* from) {
-  const uint2 words = *reinterpret_cast<const uint2*>(from);
+__device__ float4 Widen(uint2 words) {
   return make_float4(__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xffff0000),
                      __uint_as_float(words.y << 16), __uint_as_float(words.y & 0xffff0000));
 }
 
 // Norm of row `row` to shared memory and, rounded, to `normed`; a warp's work.
 __device__ void NormRow(const RouteArgs& args, int64_t row, float* to) {
+  constexpr int32_t kInFlight = 8;
+  constexpr int64_t kStep = 4 * kWarpSize;
   const int64_t lane = threadIdx.x % kWarpSize;
   const float* x = args.input + row * args.row_stride;
   double sum = 0;
-  for (int64_t i = 4 * lane; i < args.hidden; i += 4 * kWarpSize) {
-    const float4 v = *reinterpret_cast<const float4*>(x + i);
-    *reinterpret_cast<float4*>(to + i) = v;
-    sum += static_cast<double>(v.x) * v.x + static_cast<double>(v.y) * v.y +
-           static_cast<double>(v.z) * v.z + static_cast<double>(v.w) * v.w;
+  for (int64_t begin = 4 * lane; begin < args.hidden; begin += kInFlight * kStep) {
+    float4 v[kInFlight];
+#pragma unroll
+    for (int32_t i = 0; i < kInFlight; ++i) {
+      v[i] = make_float4(0, 0, 0, 0);
+      const int64_t at = begin + i * kStep;
+      if (at < args.hidden) v[i] = *reinterpret_cast<const float4*>(x + at);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kInFlight; ++i) {
+      const int64_t at = begin + i * kStep;
+      if (at < args.hidden) *reinterpret_cast<float4*>(to + at) = v[i];
+      sum += static_cast<double>(v[i].x) * v[i].x + static_cast<double>(v[i].y) * v[i].y +
+             static_cast<double>(v[i].z) * v[i].z + static_cast<double>(v[i].w) * v[i].w;
+    }
   }
   sum = WarpSum(sum);
   const float inverse = static_cast<float>(
       1.0 / sqrt(sum / static_cast<double>(args.hidden) + static_cast<double>(args.norm_eps)));
-  for (int64_t i = 4 * lane; i < args.hidden; i += 4 * kWarpSize) {
-    float4 v = *reinterpret_cast<const float4*>(to + i);
-    const float4 n = *reinterpret_cast<const float4*>(args.norm_weight + i);
-    v = make_float4(v.x * inverse * n.x, v.y * inverse * n.y, v.z * inverse * n.z,
-                    v.w * inverse * n.w);
-    *reinterpret_cast<float4*>(to + i) = v;
-    *reinterpret_cast<uint2*>(args.normed + row * args.hidden + i) =
-        make_uint2(PackBfloat16(v.x, v.y), PackBfloat16(v.z, v.w));
+  for (int64_t begin = 4 * lane; begin < args.hidden; begin += kInFlight * kStep) {
+    float4 n[kInFlight];
+#pragma unroll
+    for (int32_t i = 0; i < kInFlight; ++i) {
+      const int64_t at = begin + i * kStep;
+      if (at < args.hidden) n[i] = *reinterpret_cast<const float4*>(args.norm_weight + at);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kInFlight; ++i) {
+      const int64_t at = begin + i * kStep;
+      if (at >= args.hidden) continue;
+      float4 v = *reinterpret_cast<const float4*>(to + at);
+      v = make_float4(v.x * inverse * n[i].x, v.y * inverse * n[i].y, v.z * inverse * n[i].z,
+                      v.w * inverse * n[i].w);
+      *reinterpret_cast<float4*>(to + at) = v;
+      *reinterpret_cast<uint2*>(args.normed + row * args.hidden + at) =
+          make_uint2(PackBfloat16(v.x, v.y), PackBfloat16(v.z, v.w));
+    }
   }
 }
 
-// A block takes kRows rows, its warps the experts in turns.  Shared: the normed rows in float32.
-template <int32_t kRows>
-__global__ void __launch_bounds__(kThreads) RouteKernel(RouteArgs args) {
-  auto* rows = reinterpret_cast<float*>(DynamicShared());  // [kRows, hidden]
+// A block takes kRouteRows rows, its warps the experts in turns.  Shared: the normed rows in
+// float32.
+__global__ void __launch_bounds__(kThreads, 2) RouteKernel(RouteArgs args) {
+  auto* rows = reinterpret_cast<float*>(DynamicShared());  // [kRouteRows, hidden]
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
   const int64_t lane = threadIdx.x % kWarpSize;
-  const int64_t row_begin = int64_t{blockIdx.x} * kRows;
-  for (int32_t r = warp; r < kRows; r += kThreads / kWarpSize) {
+  const int64_t row_begin = int64_t{blockIdx.x} * kRouteRows;
+  for (int32_t r = warp; r < kRouteRows; r += kThreads / kWarpSize) {
     // Rows past the end are the last one again.
     const int64_t row = row_begin + r < args.num_rows ? row_begin + r : args.num_rows - 1;
     NormRow(args, row, rows + r * args.hidden);
@@ -113,18 +136,24 @@ __global__ void __launch_bounds__(kThreads) RouteKernel(RouteArgs args) {
   __syncthreads();
   for (int32_t first = warp * kRouteExperts; first < args.num_experts;
        first += kThreads / kWarpSize * kRouteExperts) {
-    const uint16_t* weights[kRouteExperts];
+    // The next weights are under way while these are used.
+    uint2 next[kRouteExperts];
+    const auto load = [&](int64_t k) {
 #pragma unroll
-    for (int32_t e = 0; e < kRouteExperts; ++e) {
-      weights[e] = args.gate + int64_t{min(first + e, args.num_experts - 1)} * args.hidden;
-    }
-    float sums[kRouteExperts][kRows] = {};
+      for (int32_t e = 0; e < kRouteExperts; ++e) {
+        const int64_t expert = min(first + e, args.num_experts - 1);
+        next[e] = *reinterpret_cast<const uint2*>(args.gate + expert * args.hidden + k);
+      }
+    };
+    float sums[kRouteExperts][kRouteRows] = {};
+    if (4 * lane < args.hidden) load(4 * lane);
     for (int64_t k = 4 * lane; k < args.hidden; k += 4 * kWarpSize) {
       float4 w[kRouteExperts];
 #pragma unroll
-      for (int32_t e = 0; e < kRouteExperts; ++e) w[e] = WidenFour(weights[e] + k);
+      for (int32_t e = 0; e < kRouteExperts; ++e) w[e] = Widen(next[e]);
+      if (k + 4 * kWarpSize < args.hidden) load(k + 4 * kWarpSize);
 #pragma unroll
-      for (int32_t r = 0; r < kRows; ++r) {
+      for (int32_t r = 0; r < kRouteRows; ++r) {
         const float4 x = *reinterpret_cast<const float4*>(rows + r * args.hidden + k);
 #pragma unroll
         for (int32_t e = 0; e < kRouteExperts; ++e) {
@@ -136,7 +165,7 @@ __global__ void __launch_bounds__(kThreads) RouteKernel(RouteArgs args) {
 #pragma unroll
     for (int32_t e = 0; e < kRouteExperts; ++e) {
 #pragma unroll
-      for (int32_t r = 0; r < kRows; ++r) {
+      for (int32_t r = 0; r < kRouteRows; ++r) {
         const float sum = WarpSum(sums[e][r]);
         if (lane == 0 && first + e < args.num_experts && row_begin + r < args.num_rows) {
           args.logits[(row_begin + r) * args.num_experts + first + e] = sum;
@@ -146,14 +175,16 @@ __global__ void __launch_bounds__(kThreads) RouteKernel(RouteArgs args) {
   }
 }
 
-// sorted[slot] <- normed[row of slot].  One block a slot.
+// sorted[slot] <- normed[row of slot].  One block a row.
 __global__ void __launch_bounds__(kThreads)
     SortRowsKernel(ExpertChoice choice, const uint16_t* normed, uint16_t* sorted, int64_t hidden) {
-  const int64_t slot = blockIdx.x;
-  const uint16_t* from = normed + choice.slot_row[slot] * hidden;
+  const int64_t row = blockIdx.x;
+  const int32_t* slots = choice.slot_of_pair + row * choice.top_k;
   for (int64_t i = kValues * int64_t{threadIdx.x}; i < hidden; i += kValues * kThreads) {
-    *reinterpret_cast<uint4*>(sorted + slot * hidden + i) =
-        *reinterpret_cast<const uint4*>(from + i);
+    const uint4 values = *reinterpret_cast<const uint4*>(normed + row * hidden + i);
+    for (int32_t k = 0; k < choice.top_k; ++k) {
+      *reinterpret_cast<uint4*>(sorted + slots[k] * hidden + i) = values;
+    }
   }
 }
 
@@ -191,14 +222,14 @@ struct TileTable {
 };
 
 // The first warp's work, before the block's barrier.
-__device__ void MakeTable(const ExpertProduct& product, int32_t tile_rows, TileTable& table) {
+__device__ void MakeTable(const ExpertProduct& product, TileTable& table) {
   if (threadIdx.x >= kWarpSize) return;
   const int32_t lane = static_cast<int32_t>(threadIdx.x);
   int32_t slots = 0, tiles = 0;
   for (int32_t begin = 0; begin < product.num_experts; begin += kWarpSize) {
     const int32_t expert = begin + lane;
     const int32_t count = expert < product.num_experts ? product.count[expert] : 0;
-    const int32_t num_tiles = CeilDiv(count, tile_rows);
+    const int32_t num_tiles = CeilDiv(count, kGemmRows);
     int32_t slots_to = count, tiles_to = num_tiles;
     for (int32_t offset = 1; offset < kWarpSize; offset *= 2) {
       const int32_t more_slots = __shfl_up_sync(kFullWarp, slots_to, offset);
@@ -223,7 +254,7 @@ __device__ void MakeTable(const ExpertProduct& product, int32_t tile_rows, TileT
 
 // Tile `index` of the routed experts: an expert's tiles with the same weights follow each other.
 __device__ ExpertTile FindTile(const ExpertProduct& product, const TileTable& table,
-                               int32_t tile_rows, int32_t tile_columns, int32_t index) {
+                               int32_t tile_columns, int32_t index) {
   const int32_t column_tiles =
       static_cast<int32_t>(CeilDiv(product.columns, int64_t{tile_columns}));
   const int32_t row_tile = index / column_tiles;
@@ -236,43 +267,57 @@ __device__ ExpertTile FindTile(const ExpertProduct& product, const TileTable& ta
   const int32_t count = table.slot_begin[expert + 1] - table.slot_begin[expert];
   const int32_t num_tiles = table.tile_begin[expert + 1] - table.tile_begin[expert];
   const int32_t within = index - table.tile_begin[expert] * column_tiles;
-  const int32_t begin = within % num_tiles * tile_rows;
-  return {expert, table.slot_begin[expert] + begin, min(tile_rows, count - begin),
+  const int32_t begin = within % num_tiles * kGemmRows;
+  return {expert, table.slot_begin[expert] + begin, min(kGemmRows, count - begin),
           within / num_tiles * tile_columns};
 }
 
-// Grid: as many blocks as run at a time; they take the tiles in turns.  With kSwiGlu a tile is 64
-// rows of `first` and the 64 of `second` with the same columns, else 128 of `first`.
-template <int32_t kWarpgroups, bool kSwiGlu>
-__global__ void __launch_bounds__(GemmShape<kWarpgroups>::kThreads, 1)
+// Grid: as many blocks as run at a time; they take the tiles in turns.  With kSwiGlu half of a
+// tile's columns are rows of `first`, half those of `second` with the same columns.
+template <bool kSwiGlu>
+__global__ void __launch_bounds__(kGemmThreads, 1)
     ExpertsKernel(const __grid_constant__ ExpertProduct product) {
   __shared__ TileTable table;
-  using Shape = GemmShape<kWarpgroups>;
-  constexpr int32_t kColumns = kSwiGlu ? kGemmColumns / 2 : kGemmColumns;
-  MakeTable(product, Shape::kRows, table);
-  GemmThread<kWarpgroups> thread(AlignedShared<GemmShared<kWarpgroups>>());
-  const int32_t shared_row_tiles = CeilDiv(product.shared_rows, Shape::kRows);
+  using Thread = GemmThread<kTileColumns>;
+  constexpr int32_t kOutputs = kSwiGlu ? kTileColumns / 2 : kTileColumns;
+  MakeTable(product, table);
+  Thread thread(AlignedShared<GemmShared<kTileColumns>>());
+  const int32_t blocks = static_cast<int32_t>(gridDim.x);
+  const int32_t shared_row_tiles = CeilDiv(product.shared_rows, kGemmRows);
   const int32_t shared_tiles =
-      shared_row_tiles * static_cast<int32_t>(CeilDiv(product.shared_columns, int64_t{kColumns}));
-  const int32_t num_tiles =
-      shared_tiles + table.tile_begin[product.num_experts] *
-                         static_cast<int32_t>(CeilDiv(product.columns, int64_t{kColumns}));
-  const auto tile_at = [&](int32_t index) {
-    if (index >= shared_tiles) {
-      return FindTile(product, table, Shape::kRows, kColumns, index - shared_tiles);
+      shared_row_tiles * static_cast<int32_t>(CeilDiv(product.shared_columns, int64_t{kOutputs}));
+  const int32_t routed_tiles = table.tile_begin[product.num_experts] *
+                               static_cast<int32_t>(CeilDiv(product.columns, int64_t{kOutputs}));
+  // Tiles of the shared expert, whose weights are few, stand spread among the others, whose weights
+  // keep the memory busy; or, if one of them counts twice, they begin, and their blocks sit out the
+  // next turn.
+  const bool counts_twice = product.shared_depth >= 2 * product.depth && shared_tiles <= blocks &&
+                            routed_tiles >= blocks - shared_tiles;
+  const int32_t num_turns = routed_tiles + shared_tiles * (counts_twice ? 2 : 1);
+  const auto sits_out = [&](int32_t turn) {
+    return counts_twice && turn >= blocks && turn < blocks + shared_tiles;
+  };
+  const auto shared_before = [&](int32_t turn) {
+    return counts_twice ? min(turn, shared_tiles)
+                        : static_cast<int32_t>(int64_t{turn} * shared_tiles / num_turns);
+  };
+  const auto tile_at = [&](int32_t turn) {
+    const int32_t before = shared_before(turn);
+    if (shared_before(turn + 1) == before) {
+      const int32_t left_out = counts_twice && turn >= blocks ? shared_tiles : 0;
+      return FindTile(product, table, kOutputs, turn - before - left_out);
     }
     ExpertTile tile;
-    tile.row_begin = index % shared_row_tiles * Shape::kRows;
-    tile.num_rows = min(Shape::kRows, product.shared_rows - tile.row_begin);
-    tile.column_begin = index / shared_row_tiles * kColumns;
+    tile.row_begin = before % shared_row_tiles * kGemmRows;
+    tile.num_rows = min(kGemmRows, product.shared_rows - tile.row_begin);
+    tile.column_begin = before / shared_row_tiles * kOutputs;
     return tile;
   };
-  const int32_t first_tile = static_cast<int32_t>(blockIdx.x);
-  const int32_t step = static_cast<int32_t>(gridDim.x);
   if (thread.copies()) {
-    GiveRegisters<Shape::kCopyRegisters>();
-    for (int32_t index = first_tile; index < num_tiles; index += step) {
-      const ExpertTile tile = tile_at(index);
+    thread.BeginCopying();
+    for (int32_t turn = static_cast<int32_t>(blockIdx.x); turn < num_turns; turn += blocks) {
+      if (sits_out(turn)) continue;
+      const ExpertTile tile = tile_at(turn);
       const bool is_shared = tile.expert < 0;
       const CUtensorMap* a = is_shared ? &product.shared_a : &product.a;
       const CUtensorMap* first = is_shared ? &product.shared_first : &product.first;
@@ -282,18 +327,20 @@ __global__ void __launch_bounds__(GemmShape<kWarpgroups>::kThreads, 1)
           [&](uint16_t* to, Barrier* barrier, int32_t k, int32_t row) {
             CopyBox(to, a, barrier, k, tile.row_begin + row);
           },
-          [&](uint16_t* to, Barrier* barrier, int32_t k, int32_t half) {
-            const int32_t row = tile.column_begin + (kSwiGlu ? 0 : half * kBoxRows);
-            CopyBox(to, half == 0 ? first : second, barrier, k, row, max(tile.expert, 0));
+          [&](uint16_t* to, Barrier* barrier, int32_t k, int32_t column) {
+            const bool is_second = column >= kOutputs;
+            CopyBox(to, is_second ? second : first, barrier, k,
+                    tile.column_begin + column - (is_second ? kOutputs : 0), max(tile.expert, 0));
           });
     }
     return;
   }
-  TakeRegisters<Shape::kRegisters>();
-  for (int32_t index = first_tile; index < num_tiles; index += step) {
-    const ExpertTile tile = tile_at(index);
+  thread.BeginMultiplying();
+  for (int32_t turn = static_cast<int32_t>(blockIdx.x); turn < num_turns; turn += blocks) {
+    if (sits_out(turn)) continue;
+    const ExpertTile tile = tile_at(turn);
     const bool is_shared = tile.expert < 0;
-    float sums[kProductSums];
+    float sums[Thread::kSums];
     thread.Multiply(is_shared ? product.shared_depth : product.depth, tile.num_rows, sums);
     const int64_t columns = is_shared ? product.shared_columns : product.columns;
     uint16_t* out = is_shared ? product.shared_out : product.out;
@@ -303,12 +350,13 @@ __global__ void __launch_bounds__(GemmShape<kWarpgroups>::kThreads, 1)
       if (row >= tile.num_rows) continue;
       uint16_t* to = out + (tile.row_begin + row) * columns;
 #pragma unroll
-      for (int32_t j = 0; j < kColumns / 8; ++j) {
+      for (int32_t j = 0; j < kOutputs / 8; ++j) {
         const int32_t column = tile.column_begin + thread.Column(j);
         float low = sums[4 * j + 2 * i], high = sums[4 * j + 2 * i + 1];
         if constexpr (kSwiGlu) {
-          low = SwiGlu(low, sums[32 + 4 * j + 2 * i], product.swiglu_limit);
-          high = SwiGlu(high, sums[32 + 4 * j + 2 * i + 1], product.swiglu_limit);
+          const float* up = sums + Thread::kSums / 2;
+          low = RoughSwiGlu(low, up[4 * j + 2 * i], product.swiglu_limit);
+          high = RoughSwiGlu(high, up[4 * j + 2 * i + 1], product.swiglu_limit);
         }
         if (column < columns) *reinterpret_cast<uint32_t*>(to + column) = PackBfloat16(low, high);
       }
@@ -328,8 +376,7 @@ struct CombineArgs {
 };
 
 // sums += weight * eight values.
-__device__ void AddValues(float (&sums)[kValues], float weight, const uint16_t* from) {
-  const uint4 words = *reinterpret_cast<const uint4*>(from);
+__device__ void AddValues(float (&sums)[kValues], float weight, uint4 words) {
   const uint32_t word[] = {words.x, words.y, words.z, words.w};
 #pragma unroll
   for (int32_t i = 0; i < kValues / 2; ++i) {
@@ -340,34 +387,49 @@ __device__ void AddValues(float (&sums)[kValues], float weight, const uint16_t* 
 
 // One block a row.
 __global__ void __launch_bounds__(kThreads) CombineKernel(CombineArgs args) {
+  constexpr int32_t kInFlight = 8;
   const int64_t row = blockIdx.x;
-  const ExpertChoice& choice = args.choice;
+  const int32_t top_k = args.choice.top_k;
+  const int32_t* slots = args.choice.slot_of_pair + row * top_k;
+  const float* weights = args.choice.weights + row * top_k;
   for (int64_t column = kValues * int64_t{threadIdx.x}; column < args.hidden;
        column += kValues * kThreads) {
-    float sums[kValues] = {};
-    for (int32_t i = 0; i < choice.top_k; ++i) {
-      const int64_t pair = row * choice.top_k + i;
-      AddValues(sums, choice.weights[pair],
-                args.out + choice.slot_of_pair[pair] * args.hidden + column);
+    float sums[kValues] = {}, before[kValues] = {};
+    uint4 shared_values = {};
+    if (args.input != nullptr) {
+      const float* from = args.input + row * args.input_row_stride + column;
+#pragma unroll
+      for (int32_t i = 0; i < kValues; ++i) before[i] = from[i];
     }
-    if (args.shared_out != nullptr)
-      AddValues(sums, 1, args.shared_out + row * args.hidden + column);
-    const float* input =
-        args.input == nullptr ? nullptr : args.input + row * args.input_row_stride + column;
+    if (args.shared_out != nullptr) {
+      shared_values = *reinterpret_cast<const uint4*>(args.shared_out + row * args.hidden + column);
+    }
+    for (int32_t begin = 0; begin < top_k; begin += kInFlight) {
+      uint4 values[kInFlight];
+#pragma unroll
+      for (int32_t i = 0; i < kInFlight; ++i) {
+        if (begin + i >= top_k) continue;
+        values[i] =
+            *reinterpret_cast<const uint4*>(args.out + slots[begin + i] * args.hidden + column);
+      }
+#pragma unroll
+      for (int32_t i = 0; i < kInFlight; ++i) {
+        if (begin + i < top_k) AddValues(sums, weights[begin + i], values[i]);
+      }
+    }
+    if (args.shared_out != nullptr) AddValues(sums, 1, shared_values);
     float* output = args.output + row * args.output_row_stride + column;
 #pragma unroll
-    for (int32_t i = 0; i < kValues; ++i) {
-      output[i] = input == nullptr ? sums[i] : input[i] + sums[i];
-    }
+    for (int32_t i = 0; i < kValues; ++i) output[i] = before[i] + sums[i];
   }
 }
 
-template <int32_t kWarpgroups, bool kSwiGlu>
+template <bool kSwiGlu>
 absl::Status LaunchExperts(const Launcher& launcher, const ExpertProduct& product) {
-  return Launch(launcher, kSwiGlu ? "moe gate_up" : "moe down", ExpertsKernel<kWarpgroups, kSwiGlu>,
+  return Launch(launcher, kSwiGlu ? "moe gate_up" : "moe down", ExpertsKernel<kSwiGlu>,
                 {.grid = dim3(static_cast<uint32_t>(launcher.device.num_sms)),
-                 .threads = GemmShape<kWarpgroups>::kThreads,
-                 .shared_bytes = kGemmSharedBytes<kWarpgroups>},
+                 .threads = kGemmThreads,
+                 .shared_bytes = kGemmSharedBytes<kTileColumns>},
                 product);
 }
 
@@ -423,7 +485,7 @@ bool CanGroupMoe(const MoeParams& params, const GroupedExperts& experts,
          gate_weight.parts[0].dtype == DType::kBfloat16 && gate_weight.parts[0].scales == nullptr &&
          params.input_row_stride % 4 == 0 && IsAligned(params.input) &&
          IsAligned(params.norm_weight) &&
-         4 * experts.hidden_size * static_cast<int64_t>(sizeof(float)) <=
+         kRouteRows * experts.hidden_size * static_cast<int64_t>(sizeof(float)) <=
              static_cast<int64_t>(kMaxSharedBytes);
 }
 
@@ -456,21 +518,18 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
                         .hidden = hidden,
                         .normed = work.normed,
                         .logits = work.logits};
-  const auto launch_route = [&](auto kernel, int32_t rows) {
-    return Launch(launcher, "moe route", kernel,
-                  {.grid = dim3(static_cast<uint32_t>(CeilDiv(params.num_rows, rows))),
-                   .threads = kThreads,
-                   .shared_bytes = sizeof(float) * static_cast<size_t>(rows * hidden)},
-                  route);
-  };
-  const bool eight = 8 * hidden * static_cast<int64_t>(sizeof(float)) <= 100 * 1024;
-  RETURN_IF_ERROR(eight ? launch_route(RouteKernel<8>, 8) : launch_route(RouteKernel<4>, 4));
+  RETURN_IF_ERROR(Launch(launcher, "moe route", RouteKernel,
+                         {.grid = dim3(static_cast<uint32_t>(CeilDiv(params.num_rows, kRouteRows))),
+                          .threads = kThreads,
+                          .shared_bytes = sizeof(float) * static_cast<size_t>(kRouteRows * hidden)},
+                         route));
   RETURN_IF_ERROR(SelectExperts(launcher, params, work.logits, work.choice));
   RETURN_IF_ERROR(CopyChoice(launcher, params, work.choice));
   RETURN_IF_ERROR(SortByExpert(launcher, work.choice));
-  RETURN_IF_ERROR(Launch(launcher, "moe sort rows", SortRowsKernel,
-                         {.grid = dim3(static_cast<uint32_t>(slots)), .threads = kThreads},
-                         work.choice, work.normed, work.sorted, hidden));
+  RETURN_IF_ERROR(
+      Launch(launcher, "moe sort rows", SortRowsKernel,
+             {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads},
+             work.choice, work.normed, work.sorted, hidden));
 
   const bool has_shared = shared_intermediate > 0;
   ExpertProduct product;
@@ -488,8 +547,6 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
                      MakeTensorMap({shared_rows, params.num_rows, shared_depth, shared_depth}));
     return absl::OkStatus();
   };
-  // An expert's weights are read once a row tile.
-  const bool large = slots > int64_t{GemmShape<2>::kRows} * params.gate.num_experts;
   RETURN_IF_ERROR(set_input(work.sorted, hidden, work.normed, hidden));
   product.first = experts.routed.gate;
   product.second = experts.routed.up;
@@ -499,7 +556,7 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
   product.shared_columns = shared_intermediate;
   product.out = work.activated;
   product.shared_out = work.shared_activated;
-  RETURN_IF_ERROR((large ? LaunchExperts<4, true> : LaunchExperts<2, true>)(launcher, product));
+  RETURN_IF_ERROR(LaunchExperts<true>(launcher, product));
   RETURN_IF_ERROR(
       set_input(work.activated, intermediate, work.shared_activated, shared_intermediate));
   product.first = product.second = experts.routed.down;
@@ -508,7 +565,7 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
   product.shared_columns = has_shared ? hidden : 0;
   product.out = work.out;
   product.shared_out = work.shared_out;
-  RETURN_IF_ERROR((large ? LaunchExperts<4, false> : LaunchExperts<2, false>)(launcher, product));
+  RETURN_IF_ERROR(LaunchExperts<false>(launcher, product));
   return Launch(launcher, "moe combine", CombineKernel,
                 {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads},
                 CombineArgs{.choice = work.choice,

@@ -115,6 +115,15 @@ __device__ inline float SwiGlu(float gate, float up, float limit) {
   return gate / (1.0f + expf(-gate)) * up;
 }
 
+// The same to some units of the last place, where it is rounded to bf16 anyway.
+__device__ inline float RoughSwiGlu(float gate, float up, float limit) {
+  if (limit > 0) {
+    gate = gate > limit ? limit : gate;
+    up = up > limit ? limit : up < -limit ? -limit : up;
+  }
+  return gate * __fdividef(1.0f, 1.0f + __expf(-gate)) * up;
+}
+
 }  // namespace kernels::cuda
 
 #endif  // KERNELS_CUDA_NUMBERS_CUH_
