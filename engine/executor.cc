@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "status/check.h"
 #include "status/status_macros.h"
 
@@ -15,17 +14,7 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(
   std::unique_ptr<Executor> executor(new Executor(std::move(backend), std::move(network), limits));
   kernels::Backend& device = *executor->backend_;
   const int64_t vocab = executor->network_->config().vocab_size;
-  for (Output& output : executor->outputs_) {
-    ASSIGN_OR_RETURN(output.results,
-                     device.Allocate(sizeof(kernels::SampleResult) * limits.max_samples));
-    ASSIGN_OR_RETURN(output.sampled_ids, device.Allocate(sizeof(int32_t) * limits.max_samples));
-    if (limits.max_logit_rows > 0) {
-      ASSIGN_OR_RETURN(output.logits,
-                       device.Allocate(sizeof(float) * limits.max_logit_rows * vocab));
-    }
-    output.host_results.resize(limits.max_samples);
-    output.host_logits.resize(limits.max_logit_rows * vocab);
-  }
+  for (Lane& lane : executor->lanes_) RETURN_IF_ERROR(executor->MakeLane(lane));
   ASSIGN_OR_RETURN(executor->output_counts_,
                    device.Allocate(sizeof(int32_t) * num_penalty_slots * vocab));
   ASSIGN_OR_RETURN(executor->in_prompt_, device.Allocate(num_penalty_slots * vocab));
@@ -41,6 +30,25 @@ Executor::Executor(std::unique_ptr<kernels::Backend> backend,
                    std::unique_ptr<model::Network> network, const model::StepLimits& limits)
     : backend_(std::move(backend)), network_(std::move(network)), limits_(limits) {}
 
+absl::Status Executor::MakeLane(Lane& lane) {
+  const auto results_bytes =
+      static_cast<int64_t>(sizeof(kernels::SampleResult)) * limits_.max_samples;
+  ASSIGN_OR_RETURN(lane.results, backend_->Allocate(results_bytes));
+  ASSIGN_OR_RETURN(lane.host_results, backend_->AllocateHost(results_bytes));
+  ASSIGN_OR_RETURN(lane.sampled_ids, backend_->Allocate(sizeof(int32_t) * limits_.max_samples));
+  if (limits_.max_logit_rows > 0) {
+    const int64_t logits_bytes =
+        int64_t{limits_.max_logit_rows} * network_->config().vocab_size * sizeof(float);
+    ASSIGN_OR_RETURN(lane.logits, backend_->Allocate(logits_bytes));
+    ASSIGN_OR_RETURN(lane.host_logits, backend_->AllocateHost(logits_bytes));
+  }
+  ASSIGN_OR_RETURN(lane.timer, backend_->MakeTimer());
+  if (backend_->uses_host_memory()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(lane.plan_memory, backend_->AllocateHost(model::StepPlan::SizeBytes(limits_)));
+  lane.plan = std::make_unique<model::StepPlan>(limits_, lane.plan_memory->data());
+  return absl::OkStatus();
+}
+
 Executor::~Executor() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -48,6 +56,8 @@ Executor::~Executor() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
+  // Steps that nobody collects may still use what is freed now; whether they fail is no matter.
+  backend_->Synchronize({}).IgnoreError();
 }
 
 void Executor::SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte> state_slots) {
@@ -135,17 +145,29 @@ absl::StatusOr<StepResult> Executor::Collect(StepHandle handle) {
   std::unique_lock<std::mutex> lock(mutex_);
   FERRY_CHECK(!steps_.empty() && steps_.front().handle == handle)
       << "step " << handle << " is not the oldest in flight";
-  changed_.wait(lock, [&] { return steps_.front().done; });
-  const Step step = steps_.front();
+  changed_.wait(lock, [&] { return steps_.front().launched; });
+  const model::StepCounts& counts = steps_.front().plan->counts();
+  const Lane& lane = lanes_[handle % kMaxInFlight];
+  StepResult result;
+  if (status_.ok()) {
+    lock.unlock();
+    const absl::StatusOr<double> step_ms = lane.timer->Wait();
+    lock.lock();
+    if (step_ms.ok()) {
+      result.step_ms = *step_ms;
+    } else if (status_.ok()) {
+      status_ = step_ms.status();
+    }
+  }
   steps_.pop_front();
   RETURN_IF_ERROR(status_);
-  const Output& output = outputs_[handle % kMaxInFlight];
-  const model::StepCounts& counts = step.plan->counts();
-  StepResult result;
-  result.samples = absl::MakeConstSpan(output.host_results.data(), counts.num_samples);
-  result.logits = absl::MakeConstSpan(
-      output.host_logits.data(), int64_t{counts.num_logit_rows} * network_->config().vocab_size);
-  result.step_ms = step.step_ms;
+  result.samples =
+      absl::MakeConstSpan(reinterpret_cast<const kernels::SampleResult*>(lane.host_results->data()),
+                          counts.num_samples);
+  if (counts.num_logit_rows > 0) {
+    result.logits = absl::MakeConstSpan(
+        lane.host_logits->floats(), int64_t{counts.num_logit_rows} * network_->config().vocab_size);
+  }
   return result;
 }
 
@@ -163,34 +185,25 @@ void Executor::Run() {
     absl::Status status = status_;
     lock.unlock();
 
-    const absl::Time start = absl::Now();
     if (status.ok()) {
-      const Output& previous = outputs_[(next + kMaxInFlight - 1) % kMaxInFlight];
-      status = RunStep(step, outputs_[next % kMaxInFlight],
+      const Lane& previous = lanes_[(next + kMaxInFlight - 1) % kMaxInFlight];
+      status = RunStep(*step.plan, lanes_[next % kMaxInFlight],
                        reinterpret_cast<const int32_t*>(previous.sampled_ids->data()));
     }
-    const double step_ms = absl::ToDoubleMilliseconds(absl::Now() - start);
 
     lock.lock();
     if (status_.ok()) status_ = status;
-    const auto done = launched();  // Collect takes only steps that are done, so it is still there
-    done->done = true;
-    done->step_ms = step_ms;
+    // Collect takes only steps that are launched, so it is still there.
+    launched()->launched = true;
     ++next;
     changed_.notify_all();
   }
 }
 
-absl::Status Executor::RunStep(const Step& step, Output& output, const int32_t* previous_sampled) {
+absl::Status Executor::RunStep(const model::StepPlan& plan, Lane& lane,
+                               const int32_t* previous_sampled) {
   const kernels::LaunchContext context;
-  const model::StepCounts& counts = step.plan->counts();
-  model::StepState state = state_;
-  state.previous_sampled = previous_sampled;
-  const model::StepOutput device_output = {
-      .results = reinterpret_cast<kernels::SampleResult*>(output.results->data()),
-      .sampled_ids = reinterpret_cast<int32_t*>(output.sampled_ids->data()),
-      .logits = output.logits == nullptr ? nullptr : output.logits->floats()};
-  const model::StepPlan& plan = *step.plan;
+  const model::StepCounts& counts = plan.counts();
   const auto copy_slots = [&](const int32_t* src, const int32_t* dst, int32_t count) {
     const auto n = static_cast<size_t>(count);
     return count == 0
@@ -198,23 +211,45 @@ absl::Status Executor::RunStep(const Step& step, Output& output, const int32_t* 
                : backend_->CopyBlocks(context, state_.state_slots,
                                       cache_layout().spec().state_slot_bytes, {src, n}, {dst, n});
   };
+  RETURN_IF_ERROR(lane.timer->Start(context));
   RETURN_IF_ERROR(copy_slots(plan.state_copy_src, plan.state_copy_dst, counts.num_state_copies));
-  if (counts.num_tokens > 0) {
-    RETURN_IF_ERROR(network_->Forward(context, plan, state, device_output));
-  }
+  if (counts.num_tokens > 0) RETURN_IF_ERROR(Forward(plan, lane, previous_sampled));
   RETURN_IF_ERROR(copy_slots(plan.snapshot_src, plan.snapshot_dst, counts.num_snapshots));
-  RETURN_IF_ERROR(backend_->CopyToHost(context,
-                                       {reinterpret_cast<std::byte*>(output.host_results.data()),
-                                        sizeof(kernels::SampleResult) * counts.num_samples},
-                                       output.results->data()));
+  RETURN_IF_ERROR(backend_->CopyToHost(
+      context, {lane.host_results->data(), sizeof(kernels::SampleResult) * counts.num_samples},
+      lane.results->data()));
   if (counts.num_logit_rows > 0) {
-    RETURN_IF_ERROR(backend_->CopyToHost(
-        context,
-        {reinterpret_cast<std::byte*>(output.host_logits.data()),
-         sizeof(float) * counts.num_logit_rows * network_->config().vocab_size},
-        output.logits->data()));
+    const size_t row_bytes = sizeof(float) * static_cast<size_t>(network_->config().vocab_size);
+    RETURN_IF_ERROR(
+        backend_->CopyToHost(context, {lane.host_logits->data(), row_bytes * counts.num_logit_rows},
+                             lane.logits->data()));
   }
-  return backend_->Synchronize(context);
+  return lane.timer->Stop(context);
+}
+
+absl::Status Executor::Forward(const model::StepPlan& plan, Lane& lane,
+                               const int32_t* previous_sampled) {
+  const kernels::LaunchContext context;
+  model::StepState state = state_;
+  state.previous_sampled = previous_sampled;
+  const model::StepOutput output = {
+      .results = reinterpret_cast<kernels::SampleResult*>(lane.results->data()),
+      .sampled_ids = reinterpret_cast<int32_t*>(lane.sampled_ids->data()),
+      .logits = lane.logits == nullptr ? nullptr : lane.logits->floats()};
+  if (lane.plan == nullptr) return network_->Forward(context, plan, state, output);
+  RETURN_IF_ERROR(lane.plan->CopyFrom(plan.bytes()));
+  const auto forward = [&] { return network_->Forward(context, *lane.plan, state, output); };
+  const std::optional<DecodeShape> shape = ShapeOfDecode(plan);
+  if (!shape.has_value()) return forward();
+  PadDecode(*shape, *lane.plan);
+  if (lane.recordings.size() == kMaxRecordings) lane.recordings.clear();
+  const auto [found, is_new] = lane.recordings.try_emplace(*shape);
+  if (is_new) return forward();
+  if (found->second == nullptr) {
+    ASSIGN_OR_RETURN(found->second, backend_->Record(forward));
+    if (found->second == nullptr) return forward();
+  }
+  return found->second->Replay(context);
 }
 
 }  // namespace engine

@@ -1,5 +1,7 @@
 // Executor: the engine on one device: an executor thread that runs launched plans in order.  On the
-// CPU it is the device; on CUDA it is the thread that launches.
+// CPU it is the device; on CUDA it is the thread that launches, and Collect waits for the device,
+// so that a step's launches are made while the step before runs.  Decode steps that keep coming in
+// one shape are recorded (decode_shape.h) and then cost one launch.
 //
 // Thread rule as Engine: the scheduler thread calls, the executor thread runs steps.
 
@@ -8,12 +10,14 @@
 
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "engine/decode_shape.h"
 #include "engine/engine.h"
 
 namespace engine {
@@ -38,27 +42,38 @@ class Executor final : public Engine {
 
  private:
   static constexpr int kMaxInFlight = 2;
+  static constexpr size_t kMaxRecordings = 256;  // of a lane
 
-  // Results of one step, on the device and on the host; two alternate.
-  struct Output {
-    std::unique_ptr<kernels::Buffer> results;      // SampleResult [max_samples]
-    std::unique_ptr<kernels::Buffer> sampled_ids;  // int32 [max_samples]
-    std::unique_ptr<kernels::Buffer> logits;       // float [max_logit_rows, vocab]
-    std::vector<kernels::SampleResult> host_results;
-    std::vector<float> host_logits;
+  // Where a step runs: its results, on the device and on the host, and what launches it.  Two
+  // alternate.
+  struct Lane {
+    std::unique_ptr<kernels::Buffer> results;       // SampleResult [max_samples]
+    std::unique_ptr<kernels::Buffer> sampled_ids;   // int32 [max_samples]
+    std::unique_ptr<kernels::Buffer> logits;        // float [max_logit_rows, vocab]
+    std::unique_ptr<kernels::Buffer> host_results;  // pinned
+    std::unique_ptr<kernels::Buffer> host_logits;
+    std::unique_ptr<kernels::Timer> timer;
+    // Of a device with memory of its own: the plan in pinned memory, from where it is copied there,
+    // and the launches over it.  A shape is recorded when it comes for the second time: the first
+    // loads the kernels.
+    std::unique_ptr<kernels::Buffer> plan_memory;
+    std::unique_ptr<model::StepPlan> plan;
+    std::map<DecodeShape, std::unique_ptr<kernels::Recording>> recordings;
   };
   struct Step {
     StepHandle handle = 0;
     const model::StepPlan* plan = nullptr;
-    bool done = false;
-    double step_ms = 0;
+    bool launched = false;
   };
 
   Executor(std::unique_ptr<kernels::Backend> backend, std::unique_ptr<model::Network> network,
            const model::StepLimits& limits);
   void Run();
   absl::Status PlaceCacheOnDevice();
-  absl::Status RunStep(const Step& step, Output& output, const int32_t* previous_sampled);
+  absl::Status MakeLane(Lane& lane);
+  // Launches a step.
+  absl::Status RunStep(const model::StepPlan& plan, Lane& lane, const int32_t* previous_sampled);
+  absl::Status Forward(const model::StepPlan& plan, Lane& lane, const int32_t* previous_sampled);
 
   std::unique_ptr<kernels::Backend> backend_;  // outlives the network's weights
   std::unique_ptr<model::Network> network_;
@@ -78,8 +93,8 @@ class Executor final : public Engine {
   int32_t num_state_slots_ = 0;  // slot 0 included
   std::unique_ptr<kernels::Buffer> output_counts_;
   std::unique_ptr<kernels::Buffer> in_prompt_;
-  Output outputs_[kMaxInFlight];  // of step h: [h % kMaxInFlight]
-  StepHandle next_handle_ = 0;    // scheduler thread
+  Lane lanes_[kMaxInFlight];    // of step h: [h % kMaxInFlight]
+  StepHandle next_handle_ = 0;  // scheduler thread
 
   std::mutex mutex_;  // guards steps_, status_, stopping_
   std::condition_variable changed_;

@@ -15,6 +15,7 @@
 #include <memory>
 #include <string_view>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -27,6 +28,7 @@
 #include "kernels/linear.h"
 #include "kernels/moe.h"
 #include "kernels/ragged_mha.h"
+#include "kernels/recording.h"
 #include "kernels/sparse_decode.h"
 #include "kernels/store_kv.h"
 #include "kernels/tensor.h"
@@ -86,6 +88,10 @@ class Backend {
   // backend.  Errors: kResourceExhausted.
   virtual absl::Status PinHostMemory(absl::Span<std::byte> /*host*/) { return absl::OkStatus(); }
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(int64_t size_bytes) = 0;
+  // Pinned host memory, zeroed.
+  virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(int64_t size_bytes) {
+    return Allocate(size_bytes);
+  }
   virtual absl::Status CopyToDevice(const LaunchContext& context, std::byte* device,
                                     absl::Span<const std::byte> host) = 0;
   virtual absl::Status CopyToHost(const LaunchContext& context, absl::Span<std::byte> host,
@@ -94,6 +100,16 @@ class Backend {
   virtual absl::Status CopyBlocks(const LaunchContext& context, std::byte* cache,
                                   int64_t block_stride, absl::Span<const int32_t> src_blocks,
                                   absl::Span<const int32_t> dst_blocks) = 0;
+
+  // Steps.  Record calls `launch`, whose launches in the null context are recorded instead of run;
+  // null where a replay would gain nothing (`launch` is then not called).
+  virtual absl::StatusOr<std::unique_ptr<Recording>> Record(
+      absl::FunctionRef<absl::Status()> /*launch*/) {
+    return nullptr;
+  }
+  virtual absl::StatusOr<std::unique_ptr<Timer>> MakeTimer() {
+    return std::make_unique<HostTimer>();
+  }
 
   // Loading.  The tensors' memory must outlive the packed objects.
   virtual absl::StatusOr<std::unique_ptr<PackedLinear>> PackLinear(

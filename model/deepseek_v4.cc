@@ -50,7 +50,7 @@ int64_t DeepseekV4::CarveScratch(std::byte* base) {
   const StepLimits& limits = options_.limits;
   const int64_t rows = limits.max_tokens;
   const int64_t streams = config_.hc_mult;
-  carver.Take(scratch_.plan, static_cast<int64_t>(StepPlan(limits).bytes().size()));
+  carver.Take(scratch_.plan, StepPlan::SizeBytes(limits));
   carver.Take(scratch_.token_ids, rows);
   carver.Take(scratch_.streams, rows * streams * config_.hidden_size);
   carver.Take(scratch_.mixes, rows * streams * (2 + streams));

@@ -57,7 +57,7 @@ int64_t MlaNetwork::CarveScratch(std::byte* base) {
   carver.Take(scratch_.piece_k_rope, piece_bytes * config_.qk_rope_head_dim);
   carver.Take(scratch_.piece_kv,
               piece_bytes * heads * (config_.qk_nope_head_dim + config_.v_head_dim));
-  carver.Take(scratch_.plan, static_cast<int64_t>(StepPlan(limits).bytes().size()));
+  carver.Take(scratch_.plan, StepPlan::SizeBytes(limits));
   carver.Take(scratch_.cu_seqlens_q, pieces_.max_entries());
   carver.Take(scratch_.cu_seqlens_kv, pieces_.max_entries());
   carver.Take(scratch_.causal_offset, pieces_.max_entries());

@@ -66,8 +66,12 @@ int32_t SplitTokens(int32_t kv_len);
 class StepPlan final {
  public:
   explicit StepPlan(const StepLimits& limits);
+  // In `storage`, SizeBytes(limits) zeros aligned to 256 bytes, which outlive the plan.
+  StepPlan(const StepLimits& limits, std::byte* storage);
   StepPlan(const StepPlan&) = delete;
   StepPlan& operator=(const StepPlan&) = delete;
+
+  static int64_t SizeBytes(const StepLimits& limits);
 
   void Clear();  // counts to zero, cu_seqlens[0] to 0
 
@@ -108,7 +112,7 @@ class StepPlan final {
   int64_t block_table_stride() const { return limits_.max_blocks_per_seq; }
 
   // The whole structure, counts included.
-  absl::Span<const std::byte> bytes() const { return {storage_.get(), size_}; }
+  absl::Span<const std::byte> bytes() const { return {storage_, size_}; }
   // Errors: kInvalidArgument if `bytes` are not those of a plan with the same limits.
   absl::Status CopyFrom(absl::Span<const std::byte> bytes);
 
@@ -117,9 +121,13 @@ class StepPlan final {
     void operator()(std::byte* memory) const;
   };
 
+  // Sets the pointers within `base` (null: only measures) and returns the size.
+  size_t Carve(std::byte* base);
+
   const StepLimits limits_;
-  std::unique_ptr<std::byte[], AlignedDelete> storage_;
-  size_t size_ = 0;
+  const size_t size_;
+  std::unique_ptr<std::byte[], AlignedDelete> owned_;  // null: storage of someone else
+  std::byte* const storage_;
   StepCounts* counts_;
 };
 

@@ -10,6 +10,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/embed.h"
+#include "kernels/cuda/graph_recording.h"
 #include "kernels/cuda/head_and_sample.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/moe.h"
@@ -138,6 +139,16 @@ class CudaBackend final : public Backend {
     ASSIGN_OR_RETURN(PinnedRange range, PinnedRange::Pin(host));
     pinned_.push_back(std::move(range));
     return absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(int64_t size_bytes) override {
+    return PinnedBuffer::Allocate(size_bytes);
+  }
+  absl::StatusOr<std::unique_ptr<Recording>> Record(
+      absl::FunctionRef<absl::Status()> launch) override {
+    return RecordGraph(runtime_->On({}).stream, launch);
+  }
+  absl::StatusOr<std::unique_ptr<Timer>> MakeTimer() override {
+    return EventTimer::Create(runtime_->On({}));
   }
 
   absl::Status CopyToDevice(const LaunchContext& context, std::byte* device,

@@ -56,6 +56,25 @@ class PinnedRange final {
   std::byte* data_;
 };
 
+// Pinned host memory.
+class PinnedBuffer final : public Buffer {
+ public:
+  // As DeviceBuffer::Allocate, but zeroed.
+  static absl::StatusOr<std::unique_ptr<PinnedBuffer>> Allocate(int64_t size_bytes);
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+  ~PinnedBuffer() override { cudaFreeHost(data_); }
+
+  std::byte* data() override { return data_; }
+  int64_t size_bytes() const override { return size_bytes_; }
+
+ private:
+  PinnedBuffer(std::byte* data, int64_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
+
+  std::byte* data_;
+  int64_t size_bytes_;
+};
+
 class Stream final {
  public:
   static absl::StatusOr<Stream> Create();

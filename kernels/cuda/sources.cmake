@@ -23,5 +23,6 @@ set(FERRY_CUDA_SOURCES
   device.cc
   device_memory.cc
   fault.cc
+  graph_recording.cc
   stored_matrix.cc
   tensor_map.cc)
