@@ -163,6 +163,7 @@ int main(int argc, char** argv) {
   CLI::App app("An engine by itself on random weights");
   engine::EngineOptions options;
   options.random_weights = true;
+  options.block_size = 64;
   options.limits.max_tokens = 4096;
   options.limits.max_absorbed_tokens = 128;
   options.limits.max_seqs = 128;
