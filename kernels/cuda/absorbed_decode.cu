@@ -16,8 +16,8 @@ namespace {
 
 constexpr int32_t kCombineThreads = 128;
 
-// A "partial" is one row's result over a group of splits (in the general kernel, one); row r's
-// partial of its sequence's group i is number r * max_splits_per_seq + i.
+// A "partial" is one row's result over a split; row r's partial of its sequence's split i is number
+// r * max_splits_per_seq + i.
 struct Workspace {
   float* out;          // [num_rows, num_heads, kv_lora_rank], of the combined rows
   float* partial_out;  // [num_rows * max_splits_per_seq, num_heads, kv_lora_rank]
@@ -118,10 +118,10 @@ __device__ int32_t LowerBound(int32_t count, int32_t value, At at) {
   return begin;
 }
 
-// Grid: heads, rows.  Folds a row's partials, of `group` splits each, in their order.
+// Grid: heads, rows.  Folds a row's partials, one of each split, in their order.
 __global__ void __launch_bounds__(kCombineThreads)
-    CombineKernel(AbsorbedDecodeParams params, Workspace work, int32_t group, float* out,
-                  int64_t out_row_stride, int64_t out_head_stride) {
+    CombineKernel(AbsorbedDecodeParams params, Workspace work, float* out, int64_t out_row_stride,
+                  int64_t out_head_stride) {
   const int64_t head = blockIdx.x;
   const int32_t row = static_cast<int32_t>(blockIdx.y);
   const int32_t rank = params.kv_lora_rank;
@@ -129,8 +129,7 @@ __global__ void __launch_bounds__(kCombineThreads)
       LowerBound(params.num_seqs, row + 1, [&](int32_t i) { return params.cu_seqlens_q[i + 1]; });
   const auto seq_of = [&](int32_t i) { return params.splits[i].seq; };
   const int32_t first = LowerBound(params.num_splits, seq, seq_of);
-  const int32_t num_splits = LowerBound(params.num_splits, seq + 1, seq_of) - first;
-  const int32_t num_parts = CeilDiv(num_splits, group);
+  const int32_t num_parts = LowerBound(params.num_splits, seq + 1, seq_of) - first;
   const int64_t partial = int64_t{row} * params.max_splits_per_seq;
   const float* parts = work.partial_out + (partial * params.num_heads + head) * rank;
   const float* part_lses = work.partial_lse + partial * params.num_heads + head;
@@ -179,29 +178,28 @@ absl::Status RunSplits(const Launcher& launcher, const AbsorbedDecodeParams& par
 int64_t AbsorbedDecodeWorkspaceBytes(int32_t max_rows, int32_t max_splits_per_seq,
                                      int32_t num_heads, int32_t kv_lora_rank) {
   const int64_t vectors = int64_t{max_rows} * num_heads;
-  return vectors * ((max_splits_per_seq + 1) * int64_t{kv_lora_rank} + max_splits_per_seq) *
-         static_cast<int64_t>(sizeof(float));
+  const int64_t splits = vectors *
+                         ((max_splits_per_seq + 1) * int64_t{kv_lora_rank} + max_splits_per_seq) *
+                         static_cast<int64_t>(sizeof(float));
+  return std::max(splits, LatentDecodeWorkspaceBytes(max_rows, num_heads));
 }
 
 absl::Status AbsorbedDecode(const Launcher& launcher, const AbsorbedDecodeParams& params) {
   RETURN_IF_ERROR(CheckAbsorbedDecode(params));
   if (params.num_seqs == 0 || params.num_rows == 0) return absl::OkStatus();
   RETURN_IF_ERROR(CheckLatentFormat(params.pages));
-  const Workspace work = LayOut(params);
-  int32_t group = 1;
-  if (launcher.device.bfloat16 && CanRunLatentDecode(params)) {
-    group = SplitsPerBlock(launcher, params);
-    RETURN_IF_ERROR(LatentDecode(launcher, params, group, work.partial_out, work.partial_lse));
-  } else {
-    RETURN_IF_ERROR(RunSplits(launcher, params, work));
+  if (launcher.device.bfloat16 && CanRunLatentDecode(params) && CanCombineLatents(params)) {
+    return LatentDecode(launcher, params);
   }
+  const Workspace work = LayOut(params);
+  RETURN_IF_ERROR(RunSplits(launcher, params, work));
   const bool project = params.w_uv != nullptr;
   const int64_t heads = params.num_heads;
   RETURN_IF_ERROR(
       Launch(launcher, "absorbed_decode combine", CombineKernel,
              {.grid = dim3(static_cast<uint32_t>(heads), static_cast<uint32_t>(params.num_rows)),
               .threads = kCombineThreads},
-             params, work, group, project ? work.out : params.out,
+             params, work, project ? work.out : params.out,
              project ? heads * params.kv_lora_rank : params.out_row_stride,
              project ? params.kv_lora_rank : params.out_head_stride));
   if (!project) return absl::OkStatus();

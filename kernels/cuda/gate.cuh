@@ -12,24 +12,11 @@
 
 namespace kernels::cuda {
 
-// The largest value of the warp's candidates and its index; ties go to the lower index.  NaN is
-// never larger; index kMaxExperts where no lane has a candidate.
-struct Candidate {
-  float value;
-  int32_t index;
-};
-
-__device__ inline Candidate WarpBest(Candidate best) {
-  for (int32_t offset = kWarpSize / 2; offset > 0; offset /= 2) {
-    const float value = __shfl_xor_sync(kFullWarp, best.value, offset);
-    const int32_t index = __shfl_xor_sync(kFullWarp, best.index, offset);
-    const bool other_is_none = index == kMaxExperts, best_is_none = best.index == kMaxExperts;
-    if (!other_is_none &&
-        (best_is_none || value > best.value || (!(best.value > value) && index < best.index))) {
-      best = {value, index};
-    }
-  }
-  return best;
+// Orders floats as unsigned numbers, above 0; NaN is below all others.
+__device__ inline uint32_t OrderOf(float value) {
+  const uint32_t bits = __float_as_uint(value + 0.0f);  // -0 as 0
+  if (value != value) return 1;
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
 // Marks the `count` largest of values[0 .. n) in shared memory; a warp's work.  marked [n].
@@ -38,14 +25,19 @@ __device__ inline void MarkLargest(const float* values, int32_t n, int32_t count
   for (int32_t i = lane; i < n; i += kWarpSize) marked[i] = 0;
   __syncwarp();
   for (int32_t taken = 0; taken < count; ++taken) {
-    Candidate best{0, kMaxExperts};
+    uint32_t best = 0;  // none
+    int32_t index = kMaxExperts;
     for (int32_t i = lane; i < n; i += kWarpSize) {
-      if (marked[i] == 0 && (best.index == kMaxExperts || values[i] > best.value)) {
-        best = {values[i], i};
+      const uint32_t order = marked[i] == 0 ? OrderOf(values[i]) : 0;
+      if (order > best) {
+        best = order;
+        index = i;
       }
     }
-    best = WarpBest(best);
-    if (lane == 0) marked[best.index] = 1;
+    const uint32_t largest = __reduce_max_sync(kFullWarp, best);
+    index = static_cast<int32_t>(
+        __reduce_min_sync(kFullWarp, static_cast<uint32_t>(best == largest ? index : kMaxExperts)));
+    if (lane == 0) marked[index] = 1;
     __syncwarp();
   }
 }
@@ -150,17 +142,26 @@ __device__ inline void SelectRow(const MoeParams& params, int64_t row, const flo
     }
     MarkLargest(shared.choice, gate.num_experts, gate.top_k, shared.marked);
   }
-  if (threadIdx.x % kWarpSize != 0) return;
-  float sum = 0;
+  // A marked expert's place is the number of marked ones before it.
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+  float* chosen = shared.choice;
   int32_t taken = 0;
-  for (int32_t e = 0; e < gate.num_experts && taken < gate.top_k; ++e) {
-    if (shared.marked[e] == 0) continue;
-    ids[taken] = e;
-    weights[taken++] = shared.scores[e];
-    sum += shared.scores[e];
+  for (int32_t begin = 0; begin < gate.num_experts; begin += kWarpSize) {
+    const int32_t e = begin + lane;
+    const bool marked = e < gate.num_experts && shared.marked[e] != 0;
+    const uint32_t lanes = __ballot_sync(kFullWarp, marked);
+    const int32_t place = taken + __popc(lanes & ((1u << lane) - 1));
+    if (marked && place < gate.top_k) {
+      ids[place] = e;
+      chosen[place] = shared.scores[e];
+    }
+    taken += __popc(lanes);
   }
-  for (int32_t i = 0; i < gate.top_k; ++i) {
-    float weight = weights[i];
+  __syncwarp();
+  float sum = 0;
+  for (int32_t i = 0; i < gate.top_k; ++i) sum += chosen[i];
+  for (int32_t i = lane; i < gate.top_k; i += kWarpSize) {
+    float weight = chosen[i];
     if (gate.norm_topk_prob) weight /= sum + 1e-20f;
     weights[i] = weight * gate.routed_scaling_factor;
   }

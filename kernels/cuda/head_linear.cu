@@ -133,14 +133,20 @@ absl::StatusOr<std::unique_ptr<PackedHeadLinear>> PackHeadLinear(const WeightTen
                                                 std::move(uploaded.memory));
 }
 
+const uint16_t* Bfloat16Heads(const PackedHeadLinear& weight) {
+  const StoredMatrix& stored = static_cast<const CudaPackedHeadLinear&>(weight).matrices().stored;
+  return stored.dtype == DType::kBfloat16 && stored.scales == nullptr
+             ? static_cast<const uint16_t*>(stored.data)
+             : nullptr;
+}
+
 absl::Status HeadLinear(const Launcher& launcher, const HeadLinearParams& params) {
   FERRY_CHECK(params.weight != nullptr);
   const auto& weight = static_cast<const CudaPackedHeadLinear&>(*params.weight);
   RETURN_IF_ERROR(CheckHeadLinear(params));
-  const StoredMatrix& stored = weight.matrices().stored;
-  if (launcher.device.bfloat16 && stored.dtype == DType::kBfloat16 && stored.scales == nullptr &&
-      CanStreamHeads(params)) {
-    return StreamHeadLinear(launcher, params, static_cast<const uint16_t*>(stored.data));
+  const uint16_t* heads = Bfloat16Heads(weight);
+  if (launcher.device.bfloat16 && heads != nullptr && CanStreamHeads(params)) {
+    return StreamHeadLinear(launcher, params, heads);
   }
   const HeadLinearArgs args{.weight = weight.matrices(),
                             .rows = params.num_rows,

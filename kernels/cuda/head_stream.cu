@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(kStreamThreads) HeadStreamKernel(Args args) {
   float sums[kTiles][4] = {};
   const StepRange steps{0, static_cast<int32_t>(args.depth / kStepDepth)};
   StreamRows<kTiles>(sums, weight + (first < last ? first : last) * args.depth,
-                     weight + (second < last ? second : last) * args.depth, steps, load_x, [] {});
+                     weight + (second < last ? second : last) * args.depth, steps, load_x,
+                     [] { WaitForPrevious(); });
   float* output = args.output + head * args.output_head_stride;
   for (int32_t tile = 0; tile < kTiles; ++tile) {
     for (int32_t j = 0; j < 2; ++j) {
@@ -83,7 +84,8 @@ absl::Status StreamHeadLinear(const Launcher& launcher, const HeadLinearParams& 
       .grid = dim3(static_cast<uint32_t>(CeilDiv(args.columns, int64_t{kColumnsPerBlock})),
                    static_cast<uint32_t>(params.weight->num_heads()),
                    static_cast<uint32_t>(CeilDiv(params.num_rows, tiles * kTokensPerTile))),
-      .threads = kStreamThreads};
+      .threads = kStreamThreads,
+      .early = true};
   return tiles == 1 ? Launch(launcher, "head stream", HeadStreamKernel<1>, shape, args)
                     : Launch(launcher, "head stream", HeadStreamKernel<kMany>, shape, args);
 }

@@ -1,9 +1,16 @@
-// AbsorbedDecode's splits on tensor cores, for DeepSeek's latent (512 + 64) in bf16 pages: bf16
-// queries, keys and weights, float32 scores and sums.  A sibling of the general SplitKernel, for
-// devices that may round activations to bf16.
+// AbsorbedDecode on tensor cores, for DeepSeek's latent (512 + 64) in bf16 pages: bf16 queries,
+// keys and weights, float32 scores and sums.  A sibling of the general SplitKernel, for devices
+// that may round activations to bf16.
+//
+// The keys of all sequences, in tiles, are one line that the multiprocessors share evenly; the
+// plan's splits are not looked at.  A block's part of a sequence gives a partial result; a second
+// kernel folds these and applies W_UV.  Results are the same in every run, but where a sequence is
+// cut depends on the others.
 
 #ifndef KERNELS_CUDA_LATENT_DECODE_H_
 #define KERNELS_CUDA_LATENT_DECODE_H_
+
+#include <cuda_runtime.h>
 
 #include <cstdint>
 
@@ -13,16 +20,28 @@
 
 namespace kernels::cuda {
 
+inline constexpr int32_t kLatentRank = 512;
+inline constexpr int32_t kLatentVectors = 16;  // query vectors (row, head) of a partial
+
+// Partial p holds vectors [16 p, 16 p + 16): out [.., 512] and lse [..], natural log.
+struct LatentPartials {
+  float* out;
+  float* lse;
+  // [num_rows, num_heads] x: the vector's place in its first partial, y: how many partials it has,
+  // each 16 places further on.
+  int2* places;
+};
+
 bool CanRunLatentDecode(const AbsorbedDecodeParams& params);
+int64_t LatentDecodeWorkspaceBytes(int32_t max_rows, int32_t num_heads);
 
-// Splits that one block takes together: more where there are many, so that fewer partial results
-// are written.  Depends on the batch's size only.
-int32_t SplitsPerBlock(const Launcher& launcher, const AbsorbedDecodeParams& params);
+// REQUIRES: CanRunLatentDecode, CheckAbsorbedDecode is OK.
+absl::Status LatentDecode(const Launcher& launcher, const AbsorbedDecodeParams& params);
 
-// Partial results, numbered (row * max_splits_per_seq + split in its sequence / splits_per_block):
-// partial_out [.., num_heads, 512], partial_lse [.., num_heads].
-absl::Status LatentDecode(const Launcher& launcher, const AbsorbedDecodeParams& params,
-                          int32_t splits_per_block, float* partial_out, float* partial_lse);
+// latent_combine.cu: partials -> params.out, through W_UV if there is one, and lse.
+absl::Status CombineLatents(const Launcher& launcher, const AbsorbedDecodeParams& params,
+                            const LatentPartials& partials);
+bool CanCombineLatents(const AbsorbedDecodeParams& params);
 
 }  // namespace kernels::cuda
 

@@ -27,6 +27,7 @@ struct LaunchShape {
   dim3 grid;  // a zero anywhere: nothing is launched
   int32_t threads = 0;
   size_t shared_bytes = 0;
+  bool early = false;  // may start before its predecessor has finished: calls WaitForPrevious
 };
 
 // `name` is for the error.
@@ -45,6 +46,11 @@ absl::Status Launch(const Launcher& launcher, const char* name, void (*kernel)(P
   config.blockDim = dim3(static_cast<uint32_t>(shape.threads));
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = launcher.stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = shape.early ? 1 : 0;
   return ToStatus(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), name);
 }
 
@@ -54,6 +60,15 @@ absl::Status Launch(const Launcher& launcher, const char* name, void (*kernel)(P
 __device__ inline std::byte* DynamicShared() {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   return dynamic_shared;
+}
+
+// Of a kernel launched early: every thread calls it, before it reads what an earlier kernel of the
+// stream wrote or writes what one reads, and in any case.  Returns when all of them have finished;
+// from then on the next kernel may start.  So when a block starts, the kernels before its
+// predecessor have finished.
+__device__ inline void WaitForPrevious() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+  asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
 // Sums over the warp, in the same order in every lane.

@@ -44,6 +44,9 @@ absl::Status PrepareRows(const Launcher& launcher, const LinearParams& params, i
 
 absl::StatusOr<std::unique_ptr<PackedHeadLinear>> PackHeadLinear(const WeightTensor& tensor,
                                                                  const HeadSlice& slice);
+// W of all heads [num_heads, out_features, in_features] in bf16; null if it is stored otherwise.
+// REQUIRES: made by PackHeadLinear.
+const uint16_t* Bfloat16Heads(const PackedHeadLinear& weight);
 // REQUIRES: params.weight was made by PackHeadLinear.
 absl::Status HeadLinear(const Launcher& launcher, const HeadLinearParams& params);
 

@@ -1,12 +1,13 @@
 // Moe for up to kMaxStreamTokens rows over bf16 experts: three kernels, no permutation.  Weights
-// stream through once (weight_stream.cuh); every block works out for itself which rows are its own.
+// stream through once (weight_ring.cuh); every block works out for itself which rows are its own.
 // A sibling of moe.cu's general form, for devices that may round activations to bf16.
 //
 //   route    norm, gate logits and choice of every row; rows in bf16
-//   gate_up  activated = silu(W_gate a) * (W_up a): a block an expert and 8 columns
+//   gate_up  activated = silu(W_gate a) * (W_up a): a block 8 or 16 columns of an expert at a time
 //   down     out = x + sum of weight * W_down activated: a block 16 columns, all experts
 //
-// A row's result does not depend on the other rows.
+// Each sends for weights while the kernel before it runs.  A row's result does not depend on the
+// other rows.
 
 #ifndef KERNELS_CUDA_MOE_STREAM_H_
 #define KERNELS_CUDA_MOE_STREAM_H_

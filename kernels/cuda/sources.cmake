@@ -9,9 +9,13 @@ set(FERRY_CUDA_KERNELS
   head_and_sample.cu
   head_linear.cu
   head_stream.cu
+  latent_combine.cu
   latent_decode.cu
   linear.cu
   moe.cu
+  moe_down.cu
+  moe_gate_up.cu
+  moe_route.cu
   moe_stream.cu
   ragged_mha.cu
   sampler.cu

@@ -66,6 +66,7 @@ __global__ void __launch_bounds__(kThreads) StoreKvKernel(StoreKvParams params, 
   auto* latent = reinterpret_cast<float*>(DynamicShared());  // [rank]
   const int32_t row = static_cast<int32_t>(blockIdx.x);
   const int64_t slot = params.slots[row];
+  WaitForPrevious();
   if (slot < 0) return;
   const RopeTable& rope = params.rope;
   const int32_t position = params.positions[row];
@@ -132,6 +133,7 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(RopeParams params, Fault*
   const int32_t row = static_cast<int32_t>(blockIdx.x);
   const RopeTable& rope = params.rope;
   const int32_t position = params.positions[row];
+  WaitForPrevious();
   if (position < 0 || position >= rope.max_positions) {
     if (threadIdx.x == 0) NoteFault(fault, FaultKind::kPosition, row, position);
     return;
@@ -170,7 +172,8 @@ absl::Status StoreKv(const Launcher& launcher, const StoreKvParams& params) {
   return Launch(launcher, "store_kv", StoreKvKernel,
                 {.grid = dim3(static_cast<uint32_t>(params.num_rows)),
                  .threads = kThreads,
-                 .shared_bytes = shared_bytes},
+                 .shared_bytes = shared_bytes,
+                 .early = true},
                 params, launcher.device.fault);
 }
 
@@ -188,9 +191,10 @@ absl::Status Rope(const Launcher& launcher, const RopeParams& params) {
     return absl::UnimplementedError("rope: no cuda kernel yet for normed queries");
   }
   if (params.num_heads == 0 || params.rope.rope_dim == 0) return absl::OkStatus();
-  return Launch(launcher, "rope", RopeKernel,
-                {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads}, params,
-                launcher.device.fault);
+  return Launch(
+      launcher, "rope", RopeKernel,
+      {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads, .early = true},
+      params, launcher.device.fault);
 }
 
 }  // namespace kernels::cuda

@@ -61,11 +61,27 @@ __device__ inline void CopyAsync(void* shared, const void* from, bool valid) {
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))), "l"(from),
                  "r"(valid ? 16 : 0));
 }
+// The same from `from` plus kFrom bytes to an address of shared memory plus kTo, of memory that is
+// read once and known to exist.
+template <int kTo, int kFrom>
+__device__ inline void CopyAsyncStreaming(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0 + %2], [%1 + %3], 16;"
+               :
+               : "r"(to), "l"(from), "n"(kTo), "n"(kFrom));
+}
+// 16 bytes at an address of shared memory; after WaitForCopies.
+__device__ inline Words4 LoadShared(uint32_t from) {
+  Words4 words;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(from));
+  return words;
+}
 __device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;"); }
 // All but the newest `kPending` groups have arrived (this thread's; a barrier shares them).
 template <int kPending>
 __device__ inline void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;" : : "n"(kPending));
+  asm volatile("cp.async.wait_group %0;" : : "n"(kPending) : "memory");
 }
 
 // Two values rounded to bf16, the first in the lower half.
