@@ -2,6 +2,7 @@
 // a real second process.  FERRY_CHAOS_ROUNDS repeats the destructive ones.
 
 #include <cstdlib>
+#include <functional>
 
 #include "gtest/gtest.h"
 #include "kv_transfer/ucx_transport.h"
@@ -36,6 +37,9 @@ class PeerProcessTest : public testing::TestWithParam<std::string> {
     Connect();
   }
 
+  // What still ends then writes to destination_.
+  void TearDown() override { side_.reset(); }
+
   // As a handshake does it: we connect to the peer, and then it to us.
   void Connect() {
     const absl::Status status =
@@ -46,8 +50,9 @@ class PeerProcessTest : public testing::TestWithParam<std::string> {
   }
 
   // Expects a transfer into destination_ and makes the peer send it.  At its end the memory is
-  // poisoned in the callback itself: it is reused at once.
-  Promised<IncomingResult> StartReceiving(uint64_t seed, absl::Duration stall = absl::Seconds(60)) {
+  // poisoned in the callback itself: it is reused at once.  `before_send` runs when it is expected.
+  Promised<IncomingResult> StartReceiving(uint64_t seed, absl::Duration stall = absl::Seconds(60),
+                                          const std::function<void()>& before_send = nullptr) {
     IncomingSpec spec = SpecFor(RandomId(), peer_->epoch(), *destination_);
     spec.stall_timeout = stall;
     transfer_id_ = spec.transfer_id;
@@ -63,6 +68,7 @@ class PeerProcessTest : public testing::TestWithParam<std::string> {
                                ended.Set(std::move(result));
                              })
                     .ok());
+    if (before_send) before_send();
     peer_->Tell("send " + what);
     return ended;
   }
@@ -245,10 +251,13 @@ class SharedQueueTest : public PeerProcessTest {
 TEST_P(SharedQueueTest, ProcessKilledInAMessageKeepsNobodyFromSending) {
   for (int round = 0; round < Rounds(); ++round) {
     SCOPED_TRACE(testing::Message() << "round " << round);
-    const absl::Time start = absl::Now();
-    BlockQueue(SIGKILL);
-    // Behind the empty place.
-    const auto ended = StartReceiving(1).Wait();
+    absl::Time start;
+    const auto block = [&] {
+      BlockQueue(SIGKILL);
+      start = absl::Now();
+    };
+    // What is sent then comes behind the empty place.
+    const auto ended = StartReceiving(1, absl::Seconds(60), block).Wait();
     ASSERT_TRUE(ended.has_value()) << "the transfer never ends";
     EXPECT_EQ(ended->status.code(), StatusCode::kAborted) << ended->status;
     EXPECT_EQ(destination_->Foreign(), 0);
