@@ -51,7 +51,7 @@ TEST_F(RouterFixture, AShortPromptIsAnsweredByTheDecodeWorkerAlone) {
   EXPECT_EQ(sent.spec().model(), "m");
   EXPECT_THAT(sent.spec().sampling().stop_token_ids(), ElementsAre(1));
   EXPECT_GT(sent.spec().deadline_ms(), 20000u);
-  EXPECT_LE(sent.spec().deadline_ms(), 30000u);
+  EXPECT_LE(sent.spec().deadline_ms(), 30100u);  // gRPC rounds a timeout up to tenths of a second
   EXPECT_TRUE(IsIdle());
   EXPECT_TRUE(decode->cancels().empty()) << "a finished request is not cancelled";
 }
