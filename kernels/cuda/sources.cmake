@@ -2,6 +2,7 @@
 set(FERRY_CUDA_KERNELS
   absorbed_decode.cu
   embed.cu
+  expert_products.cu
   flash_mha.cu
   gate.cu
   gemm.cu
