@@ -547,6 +547,16 @@ TEST_F(LinearErrorTest, LaunchNamesWhatDoesNotFit) {
   params.epilogue = LinearEpilogue::kResidual;
   EXPECT_THAT(Message(Linear(pool_, params)), HasSubstr("needs a residual"));
   params = params_;
+  OutputSegment rounded = {out_.data(), 6, 6, DType::kBfloat16};
+  params.outputs = {&rounded, 1};
+  EXPECT_THAT(Message(Linear(pool_, params)), HasSubstr("outputs of dtype bfloat16"));
+  params.epilogue = LinearEpilogue::kResidual;
+  params.epilogue_residual = out_.data();
+  EXPECT_THAT(Message(Linear(pool_, params)), HasSubstr("dtype bfloat16 with a residual"));
+  rounded.dtype = DType::kInt32;
+  params.epilogue = LinearEpilogue::kNone;
+  EXPECT_THAT(Message(Linear(pool_, params)), HasSubstr("output segment of dtype int32"));
+  params = params_;
   params.num_rows = -1;
   EXPECT_THAT(Message(Linear(pool_, params)), HasSubstr("-1 rows"));
 }

@@ -349,6 +349,7 @@ TEST(RaggedMhaTest, RefusesWhatCannotBe) {
   expect_refused([&](RaggedMhaParams& p) { p.cu_seqlens_q = falling.data(); });
   expect_refused([&](RaggedMhaParams& p) { p.cu_seqlens_kv = late.data(); });
   expect_refused([&](RaggedMhaParams& p) { p.q_row_begin = negative.data(); });
+  expect_refused([](RaggedMhaParams& p) { p.kv_dtype = DType::kBfloat16; });
   EXPECT_THAT(batch.out, ::testing::Each(::testing::IsNan()));
 }
 

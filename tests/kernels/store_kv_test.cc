@@ -304,7 +304,8 @@ TEST_P(StoreKvTest, TheNormMayCoverTheRotaryValues) {
     double sum = 0;
     for (int32_t i = 0; i < 30; ++i) sum += double{x[i]} * x[i];
     std::vector<double> entry;
-    for (int32_t i = 0; i < 30; ++i) entry.push_back(x[i] / std::sqrt(sum / 30 + kEps) * weight_[i]);
+    for (int32_t i = 0; i < 30; ++i)
+      entry.push_back(x[i] / std::sqrt(sum / 30 + kEps) * weight_[i]);
     for (int32_t i = 0; i < 3; ++i) {
       const double c = cos_[positions_[row] * 3 + i], s = sin_[positions_[row] * 3 + i];
       const double a = entry[24 + 2 * i], b = entry[24 + 2 * i + 1];
@@ -316,9 +317,9 @@ TEST_P(StoreKvTest, TheNormMayCoverTheRotaryValues) {
     if (GetParam() == KvFormat::kBfloat16) tolerance = {.abs = 1e-5, .rel = 0x1.01p-8};
     if (GetParam() == KvFormat::kFp8Latent)
       tolerance = {.abs = 16.0 / 224 * 0x1p-10, .rel = 0x1.01p-4};
-    EXPECT_TRUE(numerics::AllClose(
-        absl::MakeConstSpan(read).subspan(static_cast<size_t>(row) * 30, 30),
-        absl::MakeConstSpan(entry), tolerance));
+    EXPECT_TRUE(
+        numerics::AllClose(absl::MakeConstSpan(read).subspan(static_cast<size_t>(row) * 30, 30),
+                           absl::MakeConstSpan(entry), tolerance));
   }
 }
 
@@ -341,6 +342,9 @@ TEST_P(StoreKvTest, RefusesWhatCannotBe) {
   params_.num_rows = 0;
   EXPECT_TRUE(StoreKv(pool_, params_).ok());
   EXPECT_TRUE(before == memory_);
+  GatherKvParams gather;
+  gather.dtype = DType::kBfloat16;
+  EXPECT_THAT(GatherKv(pool_, gather).ToString(), HasSubstr("rows of dtype bfloat16"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, StoreKvTest,

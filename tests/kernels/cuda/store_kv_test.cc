@@ -1,6 +1,7 @@
 #include "kernels/store_kv.h"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -125,6 +126,50 @@ TEST_P(CudaStoreKvTest, GathersWhatTheCpuGathers) {
   ASSERT_TRUE(device_->GatherKv({}, params).ok());
   EXPECT_TRUE(numerics::BitEqual(Download(device_latent, latent.size()), latent));
   EXPECT_TRUE(numerics::BitEqual(Download(device_k_rope, k_rope.size()), k_rope));
+}
+
+TEST_P(CudaStoreKvTest, GathersRoundedRows) {
+  Make(130, 6, RopeLayout::kInterleaved);
+  ASSERT_TRUE(host_
+                  ->StoreKv({}, Params(memory_.data(), kv_a_.data(), weight_.data(), cos_.data(),
+                                       sin_.data(), positions_.data(), slots_.data()))
+                  .ok());
+  GatherKvParams params;
+  params.num_rows = kRows;
+  params.slots = Upload(slots_);
+  params.pages = pages_;
+  params.pages.base = UploadBytes(memory_);
+  params.kv_lora_rank = 130;
+  params.rope_dim = 6;
+  params.latent_row_stride = 131;
+  params.k_rope_row_stride = 8;
+  const std::vector<float> latent(kRows * 131, kNan), k_rope(kRows * 8, kNan);
+  params.latent = Upload(latent);
+  params.k_rope = Upload(k_rope);
+  ASSERT_TRUE(device_->GatherKv({}, params).ok());
+  const std::vector<float> expected_latent =
+      Download(static_cast<const float*>(params.latent), latent.size());
+  const std::vector<float> expected_k_rope =
+      Download(static_cast<const float*>(params.k_rope), k_rope.size());
+  params.dtype = DType::kBfloat16;
+  params.latent = Upload(std::vector<uint16_t>(latent.size(), 0xffff));
+  params.k_rope = Upload(std::vector<uint16_t>(k_rope.size(), 0xffff));
+  ASSERT_TRUE(device_->GatherKv({}, params).ok());
+  const auto expect_rounded = [&](const void* device, const std::vector<float>& expected) {
+    const auto rounded = Download(static_cast<const uint16_t*>(device), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const uint32_t bits = uint32_t{rounded[i]} << 16;
+      float value;
+      std::memcpy(&value, &bits, sizeof(value));
+      if (std::isnan(expected[i])) {
+        EXPECT_EQ(rounded[i], 0xffff);  // nobody's
+      } else {
+        EXPECT_NEAR(value, expected[i], 0x1p-9 * std::abs(expected[i]));
+      }
+    }
+  };
+  expect_rounded(params.latent, expected_latent);
+  expect_rounded(params.k_rope, expected_k_rope);
 }
 
 TEST_P(CudaStoreKvTest, APositionOutsideTheTableIsReported) {
