@@ -84,8 +84,9 @@ class Backend {
   virtual absl::Status Synchronize(const LaunchContext& context) = 0;
 
   // Memory.  Copies are launches as well: of host memory that is pinned they may read or write
-  // until Synchronize, of other host memory only during the call. Pins memory that outlives the
-  // backend.  Errors: kResourceExhausted.
+  // until Synchronize, of other host memory only during the call.
+  //
+  // Pins memory that outlives the backend.  Errors: kResourceExhausted.
   virtual absl::Status PinHostMemory(absl::Span<std::byte> /*host*/) { return absl::OkStatus(); }
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(int64_t size_bytes) = 0;
   // Pinned host memory, zeroed.

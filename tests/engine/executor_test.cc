@@ -6,6 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "tests/engine/recording_backend.h"
 
 namespace engine {
 namespace {
@@ -24,6 +25,7 @@ class CountingNetwork final : public model::Network {
   absl::Status Forward(const kernels::LaunchContext&, const model::StepPlan& plan,
                        const model::StepState& state, const model::StepOutput& output) override {
     if (gate != nullptr) gate->WaitForNotification();
+    ++num_forward;
     if (fail) return absl::InternalError("device lost");
     for (int32_t i = 0; i < plan.counts().num_samples; ++i) {
       const int32_t row = plan.samples[i].row;
@@ -37,6 +39,7 @@ class CountingNetwork final : public model::Network {
 
   absl::Notification* gate = nullptr;
   std::atomic<bool> fail = false;
+  int32_t num_forward = 0;
 
  private:
   static model::CacheSpec Spec() {
@@ -114,6 +117,76 @@ TEST_F(ExecutorTest, MoreThanTwoStepsInFlightAreABug) {
   ASSERT_TRUE(engine_->Launch(Plan(0, 1)).ok());
   ASSERT_TRUE(engine_->Launch(Plan(1, 1)).ok());
   EXPECT_DEATH((void)engine_->Launch(Plan(0, 1)), "in flight: 2");
+}
+
+// On a device with memory of its own.
+class RecordingExecutorTest : public testing::Test {
+ protected:
+  RecordingExecutorTest() {
+    limits_.max_tokens = 4;
+    limits_.max_seqs = limits_.max_samples = 2;
+    auto backend = std::make_unique<RecordingBackend>();
+    backend_ = backend.get();
+    backend_->on_replay = [] { return absl::OkStatus(); };
+    auto network = std::make_unique<CountingNetwork>();
+    network_ = network.get();
+    engine_ = *Executor::Create(std::move(backend), std::move(network), limits_, 1);
+    cache_.resize(engine_->cache_layout().block_bytes() * 4);
+    engine_->SetCache(absl::MakeSpan(cache_), {});
+    for (auto& plan : plans_) plan = std::make_unique<model::StepPlan>(limits_);
+  }
+
+  // Runs a decode step of `num_seqs` sequences, or one that also copies a block.
+  void Step(int32_t num_seqs, bool copies = false) {
+    model::StepPlan& plan = *plans_[step_ % 2];
+    plan.Clear();
+    model::StepCounts& counts = plan.counts();
+    counts.num_tokens = counts.num_seqs = counts.num_samples = num_seqs;
+    counts.num_absorbed_tokens = counts.num_absorbed_seqs = counts.num_splits = num_seqs;
+    counts.num_copies = copies ? 1 : 0;
+    for (int32_t i = 0; i < num_seqs; ++i) {
+      plan.cu_seqlens_q[i + 1] = plan.cu_seqlens_kv[i + 1] = i + 1;
+      plan.token_source[i] = -1;
+      plan.samples[i].row = i;
+    }
+    ++step_;
+    const StepHandle handle = *engine_->Launch(plan);
+    ASSERT_TRUE(engine_->Collect(handle).ok());
+  }
+
+  model::StepLimits limits_;
+  RecordingBackend* backend_ = nullptr;
+  CountingNetwork* network_ = nullptr;
+  std::vector<std::byte> cache_;
+  std::unique_ptr<model::StepPlan> plans_[2];
+  int64_t step_ = 0;
+  std::unique_ptr<Executor> engine_;
+};
+
+TEST_F(RecordingExecutorTest, AShapeIsRunThenRecordedThenReplayedInEachLane) {
+  for (int32_t i = 0; i < 2; ++i) Step(1);  // one in each lane
+  EXPECT_EQ(network_->num_forward, 2);
+  EXPECT_EQ(backend_->num_recorded, 0);
+  for (int32_t i = 0; i < 6; ++i) Step(1);
+  EXPECT_EQ(network_->num_forward, 2);
+  EXPECT_EQ(backend_->num_recorded, 2);
+  EXPECT_EQ(backend_->num_replayed, 6);
+  for (int32_t i = 0; i < 2; ++i) Step(2);  // another shape
+  EXPECT_EQ(network_->num_forward, 4);
+  EXPECT_EQ(backend_->num_recorded, 2);
+}
+
+TEST_F(RecordingExecutorTest, StepsOfNoShapeAreNeverRecorded) {
+  for (int32_t i = 0; i < 6; ++i) Step(1, /*copies=*/true);
+  EXPECT_EQ(network_->num_forward, 6);
+  EXPECT_EQ(backend_->num_recorded, 0);
+}
+
+TEST_F(RecordingExecutorTest, AFailedReplayBreaksTheEngine) {
+  backend_->on_replay = [] { return absl::InternalError("device lost"); };
+  for (int32_t i = 0; i < 2; ++i) Step(1);
+  const StepHandle handle = *engine_->Launch(*plans_[0]);
+  EXPECT_EQ(engine_->Collect(handle).status().message(), "device lost");
 }
 
 }  // namespace
