@@ -1,5 +1,4 @@
-// The tensor cores' bf16 product and the loads that feed it, one function an instruction.  The
-// emulator (tests/kernels/cuda/emulator) has a twin of this file.
+// The tensor cores' bf16 product and the loads that feed it, one function an instruction.
 //
 // Lane l of a warp is (g, t) = (l / 4, l % 4).  mma.m16n8k16:
 //   a[0] (row g,     k 2t, 2t + 1)      a[1] (row g + 8, the same k)

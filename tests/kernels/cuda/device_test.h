@@ -1,8 +1,5 @@
 // What tests of the CUDA backend share: the backend under test and the CPU backend beside it, and
-// arrays on the device.
-//
-// The same tests run twice: on a GPU (label gpu; skipped without one), and with the kernels
-// compiled for an emulator (emulator/emulator.h), where there is none.
+// arrays on the device.  Label gpu: skipped where there is none.
 
 #ifndef TESTS_KERNELS_CUDA_DEVICE_TEST_H_
 #define TESTS_KERNELS_CUDA_DEVICE_TEST_H_
