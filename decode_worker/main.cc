@@ -104,8 +104,9 @@ int main(int argc, char** argv) {
   app.add_option("--role", role, "both: the router may send prompts of any length here")
       ->check(CLI::IsMember({"decode", "both"}))
       ->capture_default_str();
-  app.add_option("--chunk_tokens", options.chunk_tokens,
-                 "prompt tokens computed in a step beside running decodes")
+  app.add_option(
+         "--chunk_tokens", options.chunk_tokens,
+         "prompt tokens computed in a step beside running decodes; --max_batch_tokens bounds both")
       ->capture_default_str();
   app.add_option("--growth_tokens", options.growth_tokens,
                  "tokens of room kept for each running sequence when another one is admitted")

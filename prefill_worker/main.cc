@@ -114,7 +114,8 @@ int main(int argc, char** argv) {
   CLI::App app("Ferry's prefill worker: computes prompts and pushes their cache to decode workers.",
                kProcess);
   worker::AddWorkerFlags(app, &options.worker);
-  app.add_option("--chunk_tokens", options.chunk_tokens, "new tokens a step, over all prompts")
+  app.add_option("--chunk_tokens", options.chunk_tokens,
+                 "prompt tokens a step, over all prompts; --max_batch_tokens bounds it")
       ->capture_default_str();
   app.failure_message(service::UsageError);
   CLI11_PARSE(app, argc, argv);

@@ -10,6 +10,8 @@ import sys
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit("usage: unpack_golden.py SOURCE DESTINATION")
     source, destination = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     for path in sorted(p for p in source.rglob("*") if p.is_file()):
         relative = path.relative_to(source)
