@@ -14,13 +14,14 @@ ALLOWED = {
     "proto": set(),
     "pairing": {"status", "ferry"},
     "tokenizer": {"status", "input_file"},
+    "chat": {"tokenizer", "status", "input_file"},
     "kernels": {"status"},
     "model": {"kernels", "status", "input_file"},
     "engine": {"model", "kernels", "block_hash", "status"},
     "kv_transfer": {"kernels", "status"},
     "service": {"status", "ferry", "input_file"},
     "worker": {"engine", "model", "kernels", "kv_transfer", "block_hash", "tokenizer", "service", "status", "ferry"},
-    "router": {"tokenizer", "block_hash", "pairing", "service", "status", "ferry", "input_file"},
+    "router": {"chat", "tokenizer", "block_hash", "pairing", "service", "status", "ferry", "input_file"},
     "prefill_worker": {"worker", "engine", "kv_transfer", "block_hash", "service", "status", "ferry", "model", "kernels"},
     "decode_worker": {"worker", "pairing", "engine", "kv_transfer", "block_hash", "service", "status", "ferry", "model", "kernels"},
     "client": {"status", "ferry", "input_file"},
@@ -28,7 +29,7 @@ ALLOWED = {
 ANY = {"cli", "bench", "tests"}
 # Below the services nobody may know gRPC; the router must not know CUDA.
 FORBIDDEN = {
-    folder: re.compile(r"^(grpc|grpcpp|google/protobuf|ferry/v1)/") for folder in ("kernels", "model", "engine", "kv_transfer", "tokenizer", "block_hash")
+    folder: re.compile(r"^(grpc|grpcpp|google/protobuf|ferry/v1)/") for folder in ("kernels", "model", "engine", "kv_transfer", "tokenizer", "chat", "block_hash")
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]')
 

@@ -6,7 +6,7 @@ packages=(
   build-essential cmake ninja-build pkg-config ccache mold clang libclang-rt-14-dev python3 xz-utils openssl
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev libssl-dev
   libucx-dev ucx-utils prometheus-cpp-dev nlohmann-json3-dev libpcre2-dev libspdlog-dev libcli11-dev
-  libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev
+  libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev python3-jinja2
 )
 
 missing=()
