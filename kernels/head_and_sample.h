@@ -2,7 +2,8 @@
 //
 //   logits[i] = W_head rmsnorm(hidden[samples[i].row]; norm_weight, eps)
 //   penalties: logits of seen tokens: repetition (divide if > 0, multiply if < 0) over prompt and
-//              output, then - frequency * count - presence * (count > 0) over output
+//              output, then - frequency * count - presence * (count > 0) over output; what passes
+//              the largest float saturates, so that no penalty fails a step
 //   tokens banned while min_tokens is not reached are removed
 //   temperature 0: argmax, ties to the lower id
 //   otherwise: p = softmax(logits / temperature); keep top_k, then the smallest set with mass >= top_p,

@@ -13,6 +13,7 @@ namespace kernels::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::max();
 
 absl::Status CheckSample(const SampleRow& sample) {
   // Negated, so that NaN is refused too.
@@ -45,17 +46,20 @@ bool ChangesLogits(const SampleRow& sample, const TokenHistory& history) {
           sample.frequency_penalty != 0);
 }
 
+float Saturate(float logit) { return std::clamp(logit, -kLargest, kLargest); }
+
 void Penalize(const SampleRow& sample, const TokenHistory& history, absl::Span<float> logits) {
   if (history.output_counts != nullptr) {
     for (size_t token = 0; token < logits.size(); ++token) {
       const int32_t count = history.output_counts[token];
       float& logit = logits[token];
       if (count > 0 || history.in_prompt[token] != 0) {
-        logit = logit > 0 ? logit / sample.repetition_penalty : logit * sample.repetition_penalty;
+        logit = Saturate(logit > 0 ? logit / sample.repetition_penalty
+                                   : logit * sample.repetition_penalty);
       }
       if (count > 0) {
-        logit -= sample.frequency_penalty * static_cast<float>(count);
-        logit -= sample.presence_penalty;
+        logit = Saturate(logit - sample.frequency_penalty * static_cast<float>(count));
+        logit = Saturate(logit - sample.presence_penalty);
       }
     }
   }
@@ -231,7 +235,7 @@ absl::Status SampleToken(absl::Span<const float> logits, const SampleRow& sample
     const LogitRange changed_range = FindRange(changed);
     max = changed_range.max;
     if (!changed_range.all_valid || max == -kInfinity) {
-      return absl::InternalError("penalties and banned tokens leave no token");
+      return absl::InternalError("banned tokens leave no token");
     }
   }
   result->token_id =

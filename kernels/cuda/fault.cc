@@ -19,7 +19,7 @@ absl::Status FaultStatus(const Fault& fault) {
                                               ": a logit is NaN or infinite"));
     case FaultKind::kNoToken:
       return absl::InternalError(absl::StrCat("cuda: head_and_sample: sample ", fault.index,
-                                              ": penalties and banned tokens leave no token"));
+                                              ": banned tokens leave no token"));
     case FaultKind::kBadSample:
       return absl::InternalError(absl::StrCat("cuda: head_and_sample: sample ", fault.index,
                                               ": a sampling parameter is out of range"));

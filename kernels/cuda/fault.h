@@ -20,7 +20,7 @@ enum class FaultKind : int32_t {
   kPosition,   // index: row, value: position outside the rope table
   kNoBlock,    // index: sequence, value: position without a block
   kBadLogit,   // index: sample; a logit is NaN or +inf, or all are -inf
-  kNoToken,    // index: sample; penalties and banned tokens leave no token
+  kNoToken,    // index: sample; banned tokens leave no token
   kBadSample,  // index: sample; a sampling parameter is out of range
 };
 

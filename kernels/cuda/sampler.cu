@@ -1,5 +1,7 @@
 #include "kernels/cuda/sampler.h"
 
+#include <cfloat>
+
 #include "kernels/cuda/launch.cuh"
 #include "kernels/philox.h"
 
@@ -259,6 +261,8 @@ __device__ int32_t Draw(const float* logits, int32_t vocab_size, float max, cons
   return order.FindMass(target).token;
 }
 
+__device__ float Saturate(float logit) { return fminf(fmaxf(logit, -FLT_MAX), FLT_MAX); }
+
 // The sample's logits after penalties, in `out`.
 __device__ void Penalize(const HeadAndSampleParams& params, const SampleRow& sample,
                          const float* logits, float* out) {
@@ -274,11 +278,12 @@ __device__ void Penalize(const HeadAndSampleParams& params, const SampleRow& sam
     if (counts != nullptr) {
       const int32_t count = counts[i];
       if (count > 0 || in_prompt[i] != 0) {
-        logit = logit > 0 ? logit / sample.repetition_penalty : logit * sample.repetition_penalty;
+        logit = Saturate(logit > 0 ? logit / sample.repetition_penalty
+                                   : logit * sample.repetition_penalty);
       }
       if (count > 0) {
-        logit -= sample.frequency_penalty * static_cast<float>(count);
-        logit -= sample.presence_penalty;
+        logit = Saturate(logit - sample.frequency_penalty * static_cast<float>(count));
+        logit = Saturate(logit - sample.presence_penalty);
       }
     }
     out[i] = logit;

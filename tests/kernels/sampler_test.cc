@@ -258,6 +258,27 @@ TEST(SamplerTest, PenaltiesChangeLogitsAsTheContractSays) {
   EXPECT_EQ(Sample({1, 5, 2}, sample).token_id, 1);
 }
 
+TEST(SamplerTest, PenaltiesBeyondFloatsSaturate) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  const std::vector<int32_t> counts = {3, 0, 1};
+  const std::vector<uint8_t> in_prompt = {1, 0, 1};
+  const TokenHistory history{counts.data(), in_prompt.data()};
+  for (const float temperature : {0.0f, 1e-45f, 1.0f}) {
+    SampleRow sample;
+    sample.temperature = temperature;
+    sample.repetition_penalty = 1e-45f;  // the seen tokens' logits pass the largest float
+    EXPECT_THAT(Sample({5, 50, 4}, sample, history).token_id, ::testing::AnyOf(0, 2));
+    sample.top_p = 0.5f;
+    sample.min_p = 0.5f;
+    EXPECT_THAT(Sample({5, 50, 4}, sample, history).token_id, ::testing::AnyOf(0, 2));
+    sample.frequency_penalty = kLargest;  // and back
+    sample.presence_penalty = kLargest;
+    Sample({5, 50, 4}, sample, history);
+    sample.repetition_penalty = kLargest;
+    Sample({-5, -50, -4}, sample, history);
+  }
+}
+
 TEST(SamplerTest, BannedTokensAreNeverDrawn) {
   const std::vector<float> logits = {3, 2, 1, 0};
   SampleRow sample;
