@@ -15,6 +15,7 @@ using nlohmann::json;
 
 constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
 constexpr int64_t kMaxModelNumber = int64_t{1} << 30;
+constexpr size_t kMaxEosIds = 8;  // workers take 72 stop ids: these and 64 of a request
 
 absl::StatusOr<json> ReadJson(const std::filesystem::path& path) {
   ASSIGN_OR_RETURN(const std::string text, input_file::Read(path.string(), kMaxFileBytes));
@@ -126,6 +127,12 @@ absl::StatusOr<std::unique_ptr<ModelAssets>> ModelAssets::Load(const std::string
                    ReadCount(config_path, config, "max_position_embeddings"));
   RETURN_IF_ERROR(ReadEos(config_path, config, &assets->eos_ids).status());
   RETURN_IF_ERROR(ReadGenerationConfig(dir / "generation_config.json", assets.get()));
+  std::vector<int32_t>& eos_ids = assets->eos_ids;
+  std::erase_if(eos_ids, [&](int32_t id) { return id >= assets->vocab_size; });  // never sampled
+  if (eos_ids.size() > kMaxEosIds) {
+    return absl::InvalidArgumentError(absl::StrCat(dir.string(), ": eos_token_id has ",
+                                                   eos_ids.size(), " ids, at most ", kMaxEosIds));
+  }
 
   if (std::filesystem::exists(dir / "tokenizer.json")) {
     ASSIGN_OR_RETURN(assets->tokenizer, tokenizer::Tokenizer::Load(dir.string()));

@@ -60,6 +60,14 @@ TEST(ModelAssetsTest, GreedyByDefaultWhenTheCheckpointSaysSo) {
   EXPECT_THAT((*assets)->eos_ids, ElementsAre(1)) << "config.json's";
 }
 
+TEST(ModelAssetsTest, AnEosThatTheModelCannotSayIsNone) {
+  tokenizer::TempDir dir;
+  dir.Write("config.json", R"({"vocab_size": 16, "eos_token_id": [16, 15, 100000]})");
+  const auto assets = ModelAssets::Load(dir.path());
+  ASSERT_TRUE(assets.ok()) << assets.status();
+  EXPECT_THAT((*assets)->eos_ids, ElementsAre(15));
+}
+
 TEST(ModelAssetsTest, BadFilesGiveOneSentence) {
   const struct {
     const char* config;
@@ -72,6 +80,8 @@ TEST(ModelAssetsTest, BadFilesGiveOneSentence) {
       {R"({"vocab_size": -3})", "{}", "vocab_size is -3, expected a positive integer"},
       {R"({"vocab_size": "x"})", "{}", "vocab_size is \"x\""},
       {R"({"vocab_size": 4, "eos_token_id": "</s>"})", "{}", "eos_token_id is \"</s>\""},
+      {kConfig, R"({"eos_token_id": [1, 2, 3, 4, 5, 6, 7, 8, 9]})",
+       "eos_token_id has 9 ids, at most 8"},
       {kConfig, R"({"top_p": 2})", "generation_config.json: top_p is 2"},
       {kConfig, R"({"temperature": [1]})", "temperature is [1]"},
   };
