@@ -148,7 +148,7 @@ absl::Status LocalSystem::StartWorkers(const char* kind, int32_t count,
                                        const std::vector<std::string>& kind_flags,
                                        std::vector<std::unique_ptr<ChildProcess>>& children) {
   for (int32_t i = 0; i < count; ++i) {
-    std::vector<std::string> flags = {"--listen=127.0.0.1:0",
+    std::vector<std::string> flags = {"--listen=127.0.0.1:0", "--data_ip=127.0.0.1",
                                       absl::StrCat("--model=", options_.model_dir),
                                       absl::StrCat("--model_name=", model_name_)};
     flags.insert(flags.end(), options_.worker_flags.begin(), options_.worker_flags.end());

@@ -1,5 +1,8 @@
 #include "kv_transfer/ucx_worker.h"
 
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <sys/statvfs.h>
 #include <ucs/debug/debug.h>
 #include <ucs/debug/log_def.h>
@@ -41,6 +44,29 @@ std::string SharedMemoryRoom() {
                       " bytes free, a process needs about 5000000; tcp needs none");
 }
 
+// The devices of the tcp link.  UCX listens on each, whatever the address of Ferry's own listener:
+// so only on the interface that has this address, unless it is that of all.
+std::string TcpDevices(const UcxOptions& options) {
+  const absl::StatusOr<SocketAddress> wanted = MakeSocketAddress(options.listen_ip, 0);
+  ifaddrs* first = nullptr;
+  if (!wanted.ok() || wanted->get()->sa_family != AF_INET || getifaddrs(&first) != 0) {
+    return options.net_devices;
+  }
+  const auto ip = [](const sockaddr* address) {
+    return reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr;
+  };
+  std::string found = options.net_devices;
+  for (const ifaddrs* one = first; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET) continue;
+    // The loopback interface has all addresses of its network.
+    const in_addr_t mask =
+        (one->ifa_flags & IFF_LOOPBACK) != 0 ? ip(one->ifa_netmask) : ~in_addr_t{0};
+    if (((ip(one->ifa_addr) ^ ip(wanted->get())) & mask) == 0) found = one->ifa_name;
+  }
+  freeifaddrs(first);
+  return found;
+}
+
 using Settings = std::vector<std::pair<const char*, std::string>>;
 
 // Keys are UCX's without their prefixes: "UCX_TCP_KEEPIDLE" is KEEPIDLE here, and another spelling
@@ -63,7 +89,7 @@ absl::StatusOr<Settings> SettingsFor(const std::string& kind, const UcxOptions& 
   }
   if (kind == "tcp") {
     return Settings{{"TLS", "tcp"},
-                    {"NET_DEVICES", options.net_devices},
+                    {"NET_DEVICES", TcpDevices(options)},
                     {"KEEPALIVE_INTERVAL", "10s"},
                     {"KEEPIDLE", "1s"},
                     {"KEEPINTVL", "1s"},

@@ -46,7 +46,8 @@ void AddWorkerFlags(CLI::App& app, WorkerOptions* options) {
 
   add("--links", options->links, "data links, best first: shm, tcp, rc");
   add("--data_ip", options->data_ip,
-      "address of the data link's listener; 0.0.0.0: a peer is told the one on its way");
+      "address of the data link's listener, and the only interface of its TCP; 0.0.0.0: all, and "
+      "a peer is told the address on its way");
   add("--data_port", options->data_port, "port of the data link's listener; 0: any");
 
   add("--tls_cert", options->tls.cert_file, "PEM certificate");

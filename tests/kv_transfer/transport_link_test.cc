@@ -2,6 +2,10 @@
 // directions, fencing, closing; and what UCX has to say before there is one.
 
 #include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
 #include <thread>
 
 #include "gmock/gmock.h"
@@ -220,6 +224,38 @@ TEST(RdmaTest, IsExercisedOnlyWhereDevicesExist) {
   }
   EXPECT_EQ(transport.status().code(), StatusCode::kUnavailable);
   GTEST_SKIP() << "NOT EXERCISED: link kind rc: " << transport.status();
+}
+
+// Local addresses of this process's listening IPv4 sockets as /proc has them: 0100007F is
+// 127.0.0.1.
+std::set<std::string> ListeningAddresses() {
+  std::set<std::string> own;  // inodes
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+    if (target.rfind("socket:[", 0) == 0) own.insert(target.substr(8, target.size() - 9));
+  }
+  std::set<std::string> addresses;
+  std::ifstream table("/proc/self/net/tcp");
+  for (std::string line; std::getline(table, line);) {
+    std::istringstream words(line);
+    std::string slot, local, remote, state, queues, timer, retransmits, user, timeout, inode;
+    words >> slot >> local >> remote >> state >> queues >> timer >> retransmits >> user >>
+        timeout >> inode;
+    if (state == "0A" && own.count(inode) > 0) addresses.insert(local.substr(0, local.find(':')));
+  }
+  return addresses;
+}
+
+// A peer may write to memory: it may come by the address that was asked for and by no other.
+TEST(UcxTransportTest, ListensOnNoOtherInterface) {
+  UcxOptions options;
+  options.epoch = Epoch::Random();
+  options.link_kinds = {"shm", "tcp"};
+  options.listen_ip = "127.0.0.1";
+  const auto transport = CreateUcxTransport(options);
+  ASSERT_TRUE(transport.ok()) << transport.status();
+  EXPECT_THAT(ListeningAddresses(), testing::ElementsAre("0100007F"));
 }
 
 TEST(UcxTransportTest, RefusesBadOptionsInWords) {
