@@ -81,12 +81,12 @@ void Dispatcher::SchedulePump() {
 }
 
 const std::vector<block_hash::BlockHash>& Dispatcher::Chain(Waiting* waiting, int32_t block_size) {
-  const auto it = waiting->chains_.find(block_size);
-  if (it != waiting->chains_.end()) return it->second;
-  const block_hash::BlockHash root = hasher_.Root(waiting->request->cache_namespace);
-  return waiting->chains_
-      .emplace(block_size, hasher_.Chain(root, waiting->request->tokens, block_size))
-      .first->second;
+  std::vector<block_hash::BlockHash>& chain = waiting->chains_[block_size];
+  const std::vector<int32_t>& tokens = waiting->request->tokens;
+  if (chain.size() < tokens.size() / block_size) {  // not yet, or tokens have been added
+    chain = hasher_.Chain(hasher_.Root(waiting->request->cache_namespace), tokens, block_size);
+  }
+  return chain;
 }
 
 Decision Dispatcher::Decide(Waiting* waiting, std::vector<WorkerView>* views, absl::Time now,

@@ -100,17 +100,6 @@ void Generation::OnClientGone() {
   End(absl::CancelledError(absl::StrCat("the client has gone, ", PhaseName(phase_))));
 }
 
-void Generation::OnWorkerLost(WorkerSlot slot, const std::string& epoch,
-                              const absl::Status& cause) {
-  if (decode_leg_ != nullptr && placement_.decode == slot && decode_epoch_ == epoch) {
-    FailTry(Leg::kDecode, cause);
-  }
-  const WorkerSlot prefill = held_at >= 0 ? held_at : placement_.prefill;
-  if (prefill_leg_ != nullptr && prefill == slot && prefill_epoch_ == epoch) {
-    FailTry(Leg::kPrefill, cause);
-  }
-}
-
 void Generation::OnUnplaceable(const absl::Status& status) {
   if (held_at >= 0) {
     // No decode worker for the blocks where they are; computed elsewhere there may be one.
@@ -131,7 +120,7 @@ void Generation::FillSpec(ferry::v1::RequestSpec* spec) const {
   const int32_t max_model_len = context_.registry->link(placement_.decode).facts().max_model_len;
   if (!prepared_.max_tokens_stated && max_model_len > 0) {
     // "What fits the context" is the context of the worker that decodes.
-    const uint32_t fits = max_model_len - static_cast<int32_t>(prepared_.tokens.size());
+    const uint32_t fits = max_model_len - prepared_.num_prompt_tokens();
     spec->mutable_sampling()->set_max_tokens(std::min(spec->sampling().max_tokens(), fits));
   }
 }
@@ -263,85 +252,6 @@ void Generation::OnPrefillDone(const ferry::v1::PrefillDone& done) {
   FinishIfSettled();
 }
 
-void Generation::OnPrefillFailed(const absl::Status& status) { FailTry(Leg::kPrefill, status); }
-void Generation::OnDecodeFailed(const absl::Status& status) { FailTry(Leg::kDecode, status); }
-
-void Generation::OnPushHeldFailed(const absl::Status& status) {
-  // Gone from P: start again.  Still there: only the decode worker was the wrong one.
-  FailTry(absl::IsNotFound(status) ? Leg::kPrefill : Leg::kDecode, status);
-}
-
-void Generation::Avoid(Leg leg, absl::Duration back_off) {
-  const absl::Time until = EventLoop::Now() + back_off;
-  if (leg == Leg::kDecode) {
-    avoid[std::pair(placement_.decode, decode_epoch_)] = until;
-  } else if (placement_.prefill >= 0) {
-    avoid[std::pair(placement_.prefill, prefill_epoch_)] = until;
-  }
-}
-
-void Generation::FailTry(Leg leg, const absl::Status& error) {
-  if (phase_ == Phase::kEnded) return;
-  if (phase_ == Phase::kFinishing) {
-    // The answer is complete; only numbers of the summary are missing.
-    if (leg == Leg::kDecode) CloseDecode("failed");
-    if (leg == Leg::kPrefill) ClosePrefill("failed");
-    FinishIfSettled();
-    return;
-  }
-  if (first_token_at_ != absl::InfinitePast()) {
-    if (leg == Leg::kPrefill) {
-      // The decode worker has all it needs.
-      ClosePrefill("failed");
-      return;
-    }
-    End(FinalStatus(error, 1));
-    return;
-  }
-  // Two workers that do not fit are not tried again, so this costs no try.
-  const bool misfit =
-      status::Reason(error) == status::kIncompatible && !placement_.local() &&
-      context_.registry->MarkMisfit(placement_.prefill, prefill_epoch_, placement_.decode,
-                                    decode_epoch_, std::string(error.message()));
-  const bool accepted = leg == Leg::kDecode ? decode_accepted_ : prefill_accepted_;
-  const RetryVerdict verdict =
-      misfit ? RetryVerdict{.retry = true}
-             : DecideRetry(error, accepted, context_.max_attempts, &failures_);
-  spdlog::warn(
-      "request_id={} attempt={} failed_at={} worker={} phase={} retry={} status={} cause={}",
-      prepared_.request_id, attempt_, leg == Leg::kDecode ? "decode" : "prefill",
-      leg == Leg::kDecode ? decode_address_ : prefill_address_, PhaseName(phase_), verdict.retry,
-      status::CodeName(error.code()), service::LogValue(std::string(error.message())));
-  if (!verdict.retry) {
-    End(FinalStatus(error, static_cast<int32_t>(attempt_)));
-    return;
-  }
-  last_failure_ = std::string(error.message());
-  context_.metrics->CountRetry(status::CodeName(error.code()));
-  context_.loop->CancelTimer(std::exchange(accept_timer_, 0));
-  if (!misfit) {
-    Avoid(leg, verdict.same_worker_back_off);
-    // Neither side can tell whose fault a broken transfer or a missing peer is.
-    if (absl::IsAborted(error) || absl::IsNotFound(error) ||
-        (leg == Leg::kPrefill && absl::IsUnavailable(error))) {
-      Avoid(leg == Leg::kDecode ? Leg::kPrefill : Leg::kDecode, verdict.same_worker_back_off);
-    }
-  }
-  const bool still_held = held_at >= 0 && leg == Leg::kDecode && prefill_leg_ != nullptr;
-  if (still_held) {
-    prefill_leg_->DropPush();
-  } else {
-    held_at = -1;
-    ClosePrefill("this try has failed");
-  }
-  const bool was_queued = phase_ == Phase::kQueued;  // the lease was lost while it waited
-  CloseDecode("this try has failed");
-  phase_ = Phase::kQueued;
-  if (was_queued) context_.dispatcher->Leave(this);
-  queued_at_ = EventLoop::Now();
-  context_.dispatcher->Return(this);
-}
-
 void Generation::CloseDecode(const std::string& reason) {
   if (decode_leg_ != nullptr) decode_leg_->Close(reason);
   DestroySoon(context_.loop, std::move(decode_leg_));
@@ -374,7 +284,7 @@ void Generation::End(const absl::Status& status) {
                                          : placement_.local() ? "local"
                                                               : "remote",
                                 .outcome = status::CodeName(status.code()),
-                                .prompt_tokens = static_cast<int64_t>(prepared_.tokens.size()),
+                                .prompt_tokens = prepared_.num_prompt_tokens(),
                                 .completion_tokens = output_tokens_,
                                 .total = now - prepared_.arrival};
   if (prefill_done_ != nullptr) {

@@ -9,7 +9,9 @@
 //                                                          ended
 //
 // It owns both worker streams.  What the client was given is never changed: before the first token
-// a failed try is repeated elsewhere, after it a failure ends the request with its status.
+// a failed try is repeated elsewhere; after it the output goes on elsewhere behind what has been
+// sent (n > 1: it is drawn again, compared with what has been sent, and goes on from there), at
+// most max_migrations times; then a failure ends the request with its status.
 //
 // Owned by the loop's thread.
 
@@ -55,6 +57,7 @@ struct GenerationContext {
   LoadLedger* ledger = nullptr;
   RouterMetrics* metrics = nullptr;
   int32_t max_attempts = 10;
+  int32_t max_migrations = 1;
   absl::Duration stream_idle = absl::Seconds(30);
 };
 
@@ -80,7 +83,9 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   enum class Leg { kPrefill, kDecode };
   struct Branch {
     TextStream text;
-    bool finished = false;  // for the client
+    std::vector<uint32_t> tokens = {};  // what the client has
+    size_t position = 0;                // of the worker's next token among all tokens
+    bool finished = false;              // for the client
     bool ended_by_worker = false;
     absl::Time last_token = absl::InfinitePast();
   };
@@ -110,6 +115,13 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   // A try, or the hand-over of held blocks, has failed at `leg`.
   void FailTry(Leg leg, const absl::Status& error);
   void Avoid(Leg leg, absl::Duration back_off);
+  bool MayMigrate(const absl::Status& error) const;
+  // Prepares everything but the streams for going on elsewhere.
+  void Migrate();
+  void EndFailed(const absl::Status& error);
+  // Takes off what the client has.  False: it has others, and the request has ended.
+  bool TakeRepeated(Branch* branch, ferry::v1::DecodeTokens* tokens);
+  void Deliver(Branch* branch, const ferry::v1::DecodeTokens& tokens, absl::Time now);
   void CloseDecode(const std::string& reason);
   void ClosePrefill(const std::string& reason);
   void OutputComplete();
@@ -122,13 +134,14 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   absl::Duration DecodeTime() const;
 
   const GenerationContext context_;
-  const PreparedRequest prepared_;
+  PreparedRequest prepared_;  // after a migration its tokens are prompt and output
   const std::shared_ptr<ClientStream>
       client_;  // shared with gRPC, which may outlive the generation
   const std::function<void(Generation*)> on_ended_;
 
   Phase phase_ = Phase::kQueued;
   uint32_t attempt_ = 0;
+  int32_t migrations_ = 0;
   FailureCounts failures_;
   std::string last_failure_;  // of a try, for the deadline's message; empty: none has failed
   // Of this try: the worker has taken the request.
@@ -155,7 +168,6 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   absl::Time queued_at_;
   absl::Time placed_at_ = absl::InfinitePast();
   absl::Time first_token_at_ = absl::InfinitePast();
-  absl::Time last_token_at_ = absl::InfinitePast();  // or when the client was slow: for WatchIdle
   absl::Duration queue_time_ = absl::ZeroDuration();
   absl::Time silent_since_;  // of the decode worker; the loop's AwakeNow
 

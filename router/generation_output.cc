@@ -59,10 +59,9 @@ void Generation::OnDecodeTokens(const ferry::v1::DecodeTokens& tokens) {
     return;
   }
   const absl::Time now = EventLoop::Now();
-  last_token_at_ = now;
   silent_since_ = context_.loop->AwakeNow();
-  if (first_token_at_ == absl::InfinitePast()) {
-    first_token_at_ = now;
+  if (phase_ != Phase::kDecoding) {
+    if (first_token_at_ == absl::InfinitePast()) first_token_at_ = now;
     phase_ = Phase::kDecoding;
     context_.ledger->Commit(placement_.decode_charge);
     context_.metrics->ObserveStage("first_token", now - placed_at_);
@@ -75,28 +74,13 @@ void Generation::OnDecodeTokens(const ferry::v1::DecodeTokens& tokens) {
   Branch& branch = branches_[tokens.branch()];
   branch.ended_by_worker = branch.ended_by_worker || ended;
   if (!branch.finished) {
-    const bool is_first = branch.last_token == absl::InfinitePast();
-    if (!is_first) context_.metrics->ObserveTokenGap(now - branch.last_token);
-    branch.last_token = now;
-    const TextStream::Piece piece = branch.text.Add(
-        tokens.token_ids(), ended, tokens.finish_reason() == ferry::v1::FINISH_REASON_STOP);
-    ferry::v1::GenerateResponse message;
-    message.set_index(tokens.branch());
-    message.set_text(piece.text);
-    for (int32_t i = 0; i < piece.num_tokens; ++i) message.add_token_ids(tokens.token_ids(i));
-    for (int32_t i = 0; prepared_.wants_logprobs && i < piece.num_tokens; ++i) {
-      *message.add_logprobs() = tokens.logprobs(i);
-      NameTokens(prepared_.model->tokenizer.get(), message.mutable_logprobs(i));
+    if (branch.position < branch.tokens.size()) {
+      ferry::v1::DecodeTokens rest = tokens;
+      if (!TakeRepeated(&branch, &rest)) return;
+      if (ended || !rest.token_ids().empty()) Deliver(&branch, rest, now);
+    } else {
+      Deliver(&branch, tokens, now);
     }
-    output_tokens_ += piece.num_tokens;
-    if (!is_first) further_tokens_ += piece.num_tokens;
-    if (piece.stopped || ended) {
-      message.set_finish_reason(piece.stopped ? ferry::v1::FINISH_REASON_STOP
-                                              : tokens.finish_reason());
-      branch.finished = true;
-      --open_branches_;
-    }
-    client_->Write(message);
     if (open_branches_ == 0) {
       OutputComplete();
       return;
@@ -107,6 +91,54 @@ void Generation::OnDecodeTokens(const ferry::v1::DecodeTokens& tokens) {
   } else if (decode_leg_ != nullptr) {
     decode_leg_->ReadNext();
   }
+}
+
+bool Generation::TakeRepeated(Branch* branch, ferry::v1::DecodeTokens* tokens) {
+  int known = 0;
+  for (; known < tokens->token_ids_size() && branch->position < branch->tokens.size(); ++known) {
+    const uint32_t sent = branch->tokens[branch->position];
+    if (tokens->token_ids(known) != sent) {
+      End(absl::UnavailableError(absl::StrCat(
+          "the output could not go on at worker ", decode_address_, ": token ", branch->position,
+          " of branch ", tokens->branch(), " is ", tokens->token_ids(known), " there, but ", sent,
+          " has been sent; before that: ", last_failure_)));
+      return false;
+    }
+    ++branch->position;
+  }
+  auto* const ids = tokens->mutable_token_ids();
+  ids->erase(ids->begin(), ids->begin() + known);
+  tokens->mutable_logprobs()->DeleteSubrange(0, std::min(known, tokens->logprobs_size()));
+  return true;
+}
+
+void Generation::Deliver(Branch* branch, const ferry::v1::DecodeTokens& tokens, absl::Time now) {
+  const bool ended = tokens.finish_reason() != ferry::v1::FINISH_REASON_UNSPECIFIED;
+  const bool is_first = branch->last_token == absl::InfinitePast();
+  if (!is_first) context_.metrics->ObserveTokenGap(now - branch->last_token);
+  branch->last_token = now;
+  const TextStream::Piece piece = branch->text.Add(
+      tokens.token_ids(), ended, tokens.finish_reason() == ferry::v1::FINISH_REASON_STOP);
+  ferry::v1::GenerateResponse message;
+  message.set_index(tokens.branch());
+  message.set_text(piece.text);
+  for (int32_t i = 0; i < piece.num_tokens; ++i) {
+    message.add_token_ids(tokens.token_ids(i));
+    branch->tokens.push_back(tokens.token_ids(i));
+    if (!prepared_.wants_logprobs) continue;
+    *message.add_logprobs() = tokens.logprobs(i);
+    NameTokens(prepared_.model->tokenizer.get(), message.mutable_logprobs(i));
+  }
+  branch->position = branch->tokens.size();
+  output_tokens_ += piece.num_tokens;
+  if (!is_first) further_tokens_ += piece.num_tokens;
+  if (piece.stopped || ended) {
+    message.set_finish_reason(piece.stopped ? ferry::v1::FINISH_REASON_STOP
+                                            : tokens.finish_reason());
+    branch->finished = true;
+    --open_branches_;
+  }
+  client_->Write(message);
 }
 
 void Generation::OnDecodeDone(const ferry::v1::DecodeDone& done) {
@@ -164,7 +196,7 @@ void Generation::WriteSummary() {
   ferry::v1::GenerateResponse message;
   ferry::v1::GenerateSummary& summary = *message.mutable_summary();
   summary.set_request_id(prepared_.request_id);
-  summary.set_prompt_tokens(prepared_.tokens.size());
+  summary.set_prompt_tokens(prepared_.num_prompt_tokens());
   summary.set_completion_tokens(output_tokens_);
   summary.set_decode_worker(decode_address_);
   summary.set_prefill_worker(placement_.local() ? decode_address_ : prefill_address_);
@@ -181,9 +213,12 @@ void Generation::WriteSummary() {
                                   ? decode_done_->cached_tokens()
                                   : placement_.cached_tokens);
   }
+  // After a migration some of what was cached is output.
+  summary.set_cached_tokens(std::min(summary.cached_tokens(), summary.prompt_tokens()));
   summary.set_ttft_ms(Milliseconds(first_token_at_ - prepared_.arrival));
   summary.set_total_ms(Milliseconds(now - prepared_.arrival));
   summary.set_attempts(attempt_);
+  summary.set_migrations(migrations_);
   summary.set_seed(prepared_.spec->sampling().seed());
   summary.set_further_tokens(further_tokens_);
   summary.set_decode_ms(Milliseconds(DecodeTime()));
@@ -202,11 +237,11 @@ void Generation::LogEnd(const absl::Status& status) const {
   const bool has_token = first_token_at_ != absl::InfinitePast();
   spdlog::info(
       "request_id={} model={} status={} phase={} prompt_tokens={} output_tokens={} n={} "
-      "attempts={} prefill_worker={} decode_worker={} kv_bytes={} queue_ms={:.1f}{} "
+      "attempts={} migrations={} prefill_worker={} decode_worker={} kv_bytes={} queue_ms={:.1f}{} "
       "total_ms={:.1f}{}",
       prepared_.request_id, service::LogValue(prepared_.model->name),
-      status::CodeName(status.code()), PhaseName(phase_), prepared_.tokens.size(), output_tokens_,
-      branches_.size(), attempt_,
+      status::CodeName(status.code()), PhaseName(phase_), prepared_.num_prompt_tokens(),
+      output_tokens_, branches_.size(), attempt_, migrations_,
       attempt_ > 0 && placement_.local() ? "local" : OrDash(prefill_address_),
       OrDash(decode_address_), prefill_done_ != nullptr ? prefill_done_->kv_bytes() : 0,
       Milliseconds(queue_time_),

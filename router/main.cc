@@ -64,6 +64,9 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
   add("--max_attempts", options->max_attempts,
       "tries of a request that may end with their worker or in an error, the first included; a "
       "worker that is full, drains or cannot be reached costs none");
+  add("--max_migrations", options->max_migrations,
+      "how often an output that has begun goes on at another decode worker when its own fails; 0: "
+      "the request ends with an error");
   add("--local_prefill_tokens", options->local_prefill_tokens,
       "uncached prompt tokens that a decode worker may compute itself");
   add("--tls_cert", options->tls.cert_file, "PEM certificate");

@@ -45,6 +45,9 @@ class PrometheusMetrics final : public RouterMetrics {
       : requests_(Counters(r, "ferry_router_requests_total", "Ended requests")),
         rejected_(Counters(r, "ferry_router_rejected_total", "Requests refused before dispatch")),
         retries_(Counters(r, "ferry_router_retries_total", "Tries that failed and were repeated")),
+        migrations_(Counters(r, "ferry_router_migrations_total",
+                             "Outputs that had begun and went on at another decode worker")
+                        .Add({})),
         cancelled_(Counters(r, "ferry_router_cancelled_total", "Requests cancelled by the client")),
         decisions_(Counters(r, "ferry_router_disagg_decisions_total",
                             "Where prompts are computed, and why")),
@@ -112,6 +115,7 @@ class PrometheusMetrics final : public RouterMetrics {
   void CountRetry(const std::string& cause) override {
     retries_.Add({{"cause", cause}}).Increment();
   }
+  void CountMigration() override { migrations_.Increment(); }
   void CountCancelled(const std::string& phase) override {
     cancelled_.Add({{"phase", phase}}).Increment();
   }
@@ -146,6 +150,7 @@ class PrometheusMetrics final : public RouterMetrics {
   Family<Counter>& requests_;
   Family<Counter>& rejected_;
   Family<Counter>& retries_;
+  Counter& migrations_;
   Family<Counter>& cancelled_;
   Family<Counter>& decisions_;
   Counter& prompt_tokens_;

@@ -44,6 +44,7 @@ class RouterMetrics {
   virtual void CountDecision(const std::string& decision, const std::string& reason) = 0;
   virtual void CountRejected(const std::string& reason) = 0;
   virtual void CountRetry(const std::string& cause) = 0;
+  virtual void CountMigration() = 0;
   virtual void CountCancelled(const std::string& phase) = 0;
 
   // Gauges, written by a timer.

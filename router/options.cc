@@ -32,6 +32,7 @@ absl::Status RouterOptions::Validate() const {
   require(max_queue > 0, "--max_queue: ", max_queue, " is not positive");
   require(max_queue_bytes > 0, "--max_queue_bytes: ", max_queue_bytes, " is not positive");
   require(max_attempts > 0, "--max_attempts: ", max_attempts, " is not positive");
+  require(max_migrations >= 0, "--max_migrations: ", max_migrations, " is negative");
   require(local_prefill_tokens >= 0, "--local_prefill_tokens: ", local_prefill_tokens,
           " is negative");
   require(tls.cert_file.empty() == tls.key_file.empty(),

@@ -25,7 +25,8 @@ struct RouterOptions {
   uint64_t hash_seed = 0;                 // --hash_seed
   int32_t max_queue = 4096;               // --max_queue requests waiting for a worker
   int64_t max_queue_bytes = int64_t{1} << 30;  // --max_queue_bytes
-  int32_t max_attempts = 10;  // --max_attempts that may end with their worker, the first included
+  int32_t max_attempts = 10;   // --max_attempts that may end with their worker, the first included
+  int32_t max_migrations = 1;  // --max_migrations of an output that has begun; 0: none
   int32_t local_prefill_tokens =
       256;  // --local_prefill_tokens: uncached tokens D may prefill itself
   absl::Duration default_deadline = absl::Seconds(600);  // --default_deadline_s

@@ -186,12 +186,17 @@ PreparedRequest::PreparedRequest(PreparedRequest&&) noexcept = default;
 PreparedRequest& PreparedRequest::operator=(PreparedRequest&&) noexcept = default;
 PreparedRequest::~PreparedRequest() = default;
 
+int32_t PreparedRequest::num_prompt_tokens() const {
+  return static_cast<int32_t>(spec->num_prompt_tokens());
+}
+
 RequestView PreparedRequest::view() const {
-  const auto prompt = static_cast<int32_t>(tokens.size());
-  const auto max_tokens = static_cast<int32_t>(spec->sampling().max_tokens());
-  return {.prompt_tokens = prompt,
-          .max_tokens = max_tokens,
-          .total_tokens = prompt + (max_tokens_stated ? max_tokens : 1),
+  const auto known = static_cast<int32_t>(tokens.size());
+  const int32_t to_come =
+      static_cast<int32_t>(spec->sampling().max_tokens()) - (known - num_prompt_tokens());
+  return {.prompt_tokens = known,
+          .max_tokens = to_come,
+          .total_tokens = known + (max_tokens_stated ? to_come : 1),
           .branches = static_cast<int32_t>(spec->sampling().n())};
 }
 

@@ -30,7 +30,7 @@ struct PreparedRequest {
 
   std::string request_id;
   const ModelAssets* model = nullptr;  // outlives the request
-  std::vector<int32_t> tokens;         // the prompt
+  std::vector<int32_t> tokens;         // the prompt; after a migration also the output so far
   bool max_tokens_stated = false;      // by the user; else it is cut to what fits the context
   std::vector<std::string> stops;
   bool include_stop = false;
@@ -44,6 +44,7 @@ struct PreparedRequest {
   // What the workers get, except attempt and deadline.
   std::unique_ptr<ferry::v1::RequestSpec> spec;
 
+  int32_t num_prompt_tokens() const;  // of `tokens`: the user's
   RequestView view() const;
 };
 

@@ -29,7 +29,7 @@ struct RetryVerdict {
 // request.  `max_attempts` includes the first try.  It bounds how many workers a request can take
 // down with it, so what cannot be its doing costs no try: a worker that never had the request, or
 // one that drains; the deadline bounds those.  A broken transfer costs half a one.
-// REQUIRES: !error.ok(), and the client has seen no token.
+// REQUIRES: !error.ok().
 RetryVerdict DecideRetry(const absl::Status& error, bool accepted, int32_t max_attempts,
                          FailureCounts* failures);
 

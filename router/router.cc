@@ -49,6 +49,7 @@ Router::Router(const RouterOptions& options, std::vector<std::unique_ptr<ModelAs
                          .ledger = &ledger_,
                          .metrics = metrics_.get(),
                          .max_attempts = options.max_attempts,
+                         .max_migrations = options.max_migrations,
                          .stream_idle = options.stream_idle};
   metrics_->SetConfigSeconds("default_deadline", options.default_deadline);
   metrics_->SetConfigSeconds("stream_idle", options.stream_idle);

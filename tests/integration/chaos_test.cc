@@ -1,9 +1,8 @@
 // A storm of faults over two prefill and two decode workers: they are killed and come back at the
 // same address, or stand still and go on; clients leave and hurry.  One worker of each kind is
 // always there, so no request is lost: it ends once and in time, with the text of a single engine,
-// unless its client did not wait for it or the worker that was sending its tokens went away
-// (DESIGN.md 5: before the first token it starts again elsewhere).  When the storm is over every
-// gauge is where it was.
+// unless its client did not wait for it or the workers that were sending its tokens went away more
+// often than it may migrate (DESIGN.md 5).  When the storm is over every gauge is where it was.
 
 #include <signal.h>
 

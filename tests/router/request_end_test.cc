@@ -104,6 +104,7 @@ TEST_F(RouterFixture, TheDeadlineEndsTheRequestAtBothWorkers) {
 
 TEST_F(RouterFixture, ASilentStreamIsGivenUp) {
   options_.stream_idle = absl::Milliseconds(150);
+  options_.max_migrations = 0;
   FakeWorker* const d = Decode();
   d->on_decode = [](std::shared_ptr<DecodeCall> call) {
     call->Accept();

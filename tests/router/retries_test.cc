@@ -167,7 +167,8 @@ TEST_F(RouterFixture, AfterMaxAttemptsTheLastErrorIsTold) {
   EXPECT_TRUE(IsIdle());
 }
 
-TEST_F(RouterFixture, AfterTheFirstTokenAFailureEndsTheRequest) {
+TEST_F(RouterFixture, WithoutMigrationAFailureAfterTheFirstTokenEndsTheRequest) {
+  options_.max_migrations = 0;
   Prefill();
   FakeWorker* const d1 = Decode();
   FakeWorker* const d2 = Decode();
