@@ -21,6 +21,7 @@
 #include "cli/router_flags.h"
 #include "client/ferry_client.h"
 #include "ferry/v1/inference.pb.h"
+#include "service/command_line.h"
 #include "status/status_macros.h"
 
 namespace cli {
@@ -157,7 +158,9 @@ absl::Status Run(const Options& options) {
   report.seconds = absl::ToDoubleSeconds(absl::Now() - start);
 
   std::cout << report.Text();
-  if (json.is_open()) json << report.Json() << "\n";
+  if (json.is_open() && !(json << report.Json() << std::endl)) {
+    return absl::DataLossError(absl::StrCat("cannot write ", options.json_path));
+  }
   if (report.num_failed() > 0) {
     return absl::InternalError(absl::StrCat(report.num_failed(), " requests failed"));
   }
@@ -191,8 +194,10 @@ void AddBenchCommand(CLI::App& app, absl::Status* result) {
   add("--slo_tpot_ms", options->level.tpot_ms, "... and with this time a further token; 0: any")
       ->check(CLI::Range(0.0, 1e9));
   command->add_option("--json", options->json_path, "File that receives the numbers as JSON");
-  command->add_option("--seed", options->seed, "Of prompts and sampling; default: drawn");
-  add("--ready_timeout_s", options->ready_timeout_s, "Until the model must be ready");
+  command->add_option("--seed", options->seed, "Of prompts and sampling; default: drawn")
+      ->check(service::Unsigned64());
+  add("--ready_timeout_s", options->ready_timeout_s, "Until the model must be ready")
+      ->check(CLI::Range(0.0, 1e9));
   command->callback([options, result] { *result = Run(*options); });
 }
 

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "input_file/input_file.h"
@@ -95,6 +96,12 @@ absl::Status LocalSystem::CheckOptions() const {
     return absl::Status(
         config.code(),
         absl::StrCat(options_.model_dir, " is not a checkpoint: ", std::string(config.message())));
+  }
+  if (absl::StrContains(model_name_, '=') || absl::StrContains(options_.model_dir, ',')) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--model ", options_.model_dir,
+                     ": a served directory has no '=' in its name and no ',' in its path; link it "
+                     "under another name"));
   }
   RETURN_IF_ERROR(service::CheckStart({.listen = absl::StrCat("127.0.0.1:", options_.port),
                                        .metrics_listen = "127.0.0.1:0",

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
 #include <string>
 
 #include "CLI/CLI.hpp"
@@ -15,8 +16,8 @@
 #include "cli/serve_command.h"
 #include "cli/tokenize_command.h"
 #include "grpc/support/log.h"
-#include "service/process.h"
 #include "service/command_line.h"
+#include "service/process.h"
 
 namespace {
 
@@ -49,6 +50,9 @@ int main(int argc, char** argv) {
   }
   app.failure_message(service::UsageError);
   CLI11_PARSE(app, argc, argv);
+  if (result.ok() && !std::cout.flush()) {
+    result = absl::DataLossError("standard output cannot be written");
+  }
   if (result.ok()) return 0;
   std::fprintf(stderr, "ferry: %s\n", std::string(result.message()).c_str());
   return 1;

@@ -6,6 +6,7 @@
 
 #include "CLI/CLI.hpp"
 #include "ferry/v1/inference.pb.h"
+#include "service/command_line.h"
 
 namespace cli {
 
@@ -14,7 +15,7 @@ using ferry::v1::SamplingParams;
 void AddSamplingFlags(CLI::App& command, SamplingParams* sampling) {
   const auto add = [&]<typename T>(const char* flag, void (SamplingParams::*set)(T),
                                    const char* help) {
-    command
+    return command
         .add_option_function<T>(
             flag, [=](const T& value) { (sampling->*set)(value); }, help)
         ->group("Sampling");
@@ -28,7 +29,8 @@ void AddSamplingFlags(CLI::App& command, SamplingParams* sampling) {
       "Over prompt and output; 1: none");
   add("--presence_penalty", &SamplingParams::set_presence_penalty, "Over output, in [-2, 2]");
   add("--frequency_penalty", &SamplingParams::set_frequency_penalty, "Over output, in [-2, 2]");
-  add("--seed", &SamplingParams::set_seed, "Same seed, same text; default: drawn");
+  add("--seed", &SamplingParams::set_seed, "Same seed, same text; default: drawn")
+      ->check(service::Unsigned64());
   add("--max_tokens", &SamplingParams::set_max_tokens, "Default: what fits the context");
   add("--min_tokens", &SamplingParams::set_min_tokens, "No end before so many tokens");
   add("--n", &SamplingParams::set_n, "Branches, 1 to 16");

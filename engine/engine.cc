@@ -16,6 +16,8 @@
 namespace engine {
 namespace {
 
+constexpr int32_t kMostThreads = 4096;  // a CPU backend's; more are a mistyped number
+
 int32_t UsableCores() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -69,6 +71,14 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
                                    config.family == model::ModelFamily::kDeepseekV4)) {
     return absl::UnimplementedError(
         absl::StrCat(config.model_type, " checkpoints cannot be run on cuda yet, only on cpu"));
+  }
+  if (options.num_threads < 0 || options.num_threads > kMostThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_threads must be 0 to ", kMostThreads, ", is ", options.num_threads));
+  }
+  if (options.max_model_len < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_model_len must be 0 or more, is ", options.max_model_len));
   }
   ASSIGN_OR_RETURN(std::unique_ptr<kernels::Backend> backend, MakeBackend(options));
 

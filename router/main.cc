@@ -58,7 +58,8 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
   add("--workers", options->workers, "host:port,... of prefill and decode workers; required")
       ->delimiter(',');
   add("--policy", options->policy, "cost, least_load or round_robin");
-  add("--hash_seed", options->hash_seed, "seed of block hashes; the same in the whole system");
+  add("--hash_seed", options->hash_seed, "seed of block hashes; the same in the whole system")
+      ->check(service::Unsigned64());
   add("--max_queue", options->max_queue, "requests that may wait for a worker");
   add("--max_queue_bytes", options->max_queue_bytes, "memory of the requests that wait");
   add("--max_attempts", options->max_attempts,

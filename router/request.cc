@@ -21,6 +21,8 @@ using ferry::v1::SamplingParams;
 
 constexpr size_t kMaxRequestIdBytes = 128;
 constexpr int kMaxStops = 16;
+constexpr size_t kMaxStopBytes = 4096;  // each branch keeps its own tables of them
+constexpr size_t kMaxCacheSaltBytes = 4096;
 constexpr int kMaxStopIds = 64;
 constexpr uint32_t kMaxBranches = 16;
 constexpr uint32_t kMaxLogprobs = 20;
@@ -75,6 +77,10 @@ absl::Status CheckSampling(const SamplingParams& s, const ModelAssets& model) {
     if (s.stop(i).empty()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "sampling.stop[", i, "] is empty: a stop string has at least one character"));
+    }
+    if (s.stop(i).size() > kMaxStopBytes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "sampling.stop[", i, "] has ", s.stop(i).size(), " bytes: at most ", kMaxStopBytes));
     }
   }
   if (s.stop_size() > 0 && model.tokenizer == nullptr) {
@@ -235,6 +241,10 @@ absl::Status CheckRequest(const GenerateRequest& request, const ServedModels& mo
           absl::StrCat("request_id \"", absl::CHexEscape(request.request_id()),
                        "\" has a character that is not printable ASCII, or a space"));
     }
+  }
+  if (request.cache_salt().size() > kMaxCacheSaltBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("cache_salt has ", request.cache_salt().size(),
+                                                   " bytes: at most ", kMaxCacheSaltBytes));
   }
   RETURN_IF_ERROR(CheckSampling(request.sampling(), *model));
   return CheckPrompt(request, *model);

@@ -4,9 +4,12 @@
 #ifndef SERVICE_COMMAND_LINE_H_
 #define SERVICE_COMMAND_LINE_H_
 
+#include <cmath>
+#include <cstdint>
 #include <string>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 
@@ -23,8 +26,27 @@ inline std::string UsageError(const CLI::App* app, const CLI::Error& error) {
 inline void AddSecondsFlag(CLI::App& app, const std::string& flag, absl::Duration* duration,
                            const std::string& help) {
   app.add_option_function<double>(
-         flag, [duration](const double& seconds) { *duration = absl::Seconds(seconds); }, help)
+         flag,
+         [duration, flag](const double& seconds) {
+           if (std::isnan(seconds)) {
+             throw CLI::ValidationError(flag, "nan is not a number of seconds");
+           }
+           *duration = absl::Seconds(seconds);
+         },
+         help)
       ->default_str(absl::StrCat(absl::ToDoubleSeconds(*duration)));
+}
+
+// For flags of 64 bits, where CLI11 takes -1 and whatever is too large for the largest number.
+inline CLI::Validator Unsigned64() {
+  return CLI::Validator(
+      [](std::string& text) {
+        uint64_t value;
+        return absl::SimpleAtoi(text, &value)
+                   ? std::string()
+                   : absl::StrCat(text, " is not a whole number of 0 to ", UINT64_MAX);
+      },
+      "");
 }
 
 }  // namespace service

@@ -1,6 +1,7 @@
 #include "worker/request_spec.h"
 
 #include <cmath>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "ferry/v1/worker.pb.h"
@@ -54,6 +55,11 @@ absl::Status CheckSampling(const ferry::v1::ResolvedSampling& s, int32_t vocab_s
       return Invalid(
           absl::StrCat("stop token id ", id, " is not below the vocabulary's ", vocab_size));
     }
+  }
+  const std::set<uint32_t> stop_ids(s.stop_token_ids().begin(), s.stop_token_ids().end());
+  if (s.min_tokens() > 0 && stop_ids.size() == static_cast<size_t>(vocab_size)) {
+    return Invalid(absl::StrCat("sampling.min_tokens is ", s.min_tokens(), " and each of the ",
+                                vocab_size, " tokens of the vocabulary is a stop token"));
   }
   return absl::OkStatus();
 }

@@ -9,7 +9,7 @@ namespace worker {
 void AddWorkerFlags(CLI::App& app, WorkerOptions* options) {
   app.set_version_flag("--version", std::string(service::kVersion));
   const auto add = [&app](const char* flag, auto& field, const char* help) {
-    app.add_option(flag, field, help)->capture_default_str();
+    return app.add_option(flag, field, help)->capture_default_str();
   };
   add("--listen", options->listen, "host:port of the gRPC server; port 0: any");
   add("--advertise", options->advertise,
@@ -41,7 +41,8 @@ void AddWorkerFlags(CLI::App& app, WorkerOptions* options) {
   add("--snapshot_blocks", options->snapshot_blocks,
       "blocks of a prompt from one snapshot of its state to the next; 0: as many as weigh as much "
       "as a slot");
-  add("--hash_seed", options->hash_seed, "seed of block hashes; the same in the whole system");
+  add("--hash_seed", options->hash_seed, "seed of block hashes; the same in the whole system")
+      ->check(service::Unsigned64());
   add("--max_waiting", options->max_waiting, "requests that may wait in the queue");
 
   add("--links", options->links, "data links, best first: shm, tcp, rc");

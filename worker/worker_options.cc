@@ -11,6 +11,12 @@
 namespace worker {
 namespace {
 
+// Far beyond what serves anybody: a mistyped number is refused in words before memory runs out.
+constexpr int32_t kMostThreads = 4096;
+constexpr int32_t kMostBlockTokens = 1 << 16;
+constexpr int32_t kMostStepTokens = 1 << 20;
+constexpr int32_t kMostStepSeqs = 1 << 16;
+
 bool IsOneOf(const std::string& value, std::initializer_list<const char*> allowed) {
   for (const char* candidate : allowed) {
     if (value == candidate) return true;
@@ -47,13 +53,17 @@ absl::Status WorkerOptions::Validate() const {
   require(IsOneOf(engine.kv_cache_dtype, {"auto", "float32", "bfloat16", "fp8"}),
           "--kv_cache_dtype: \"", engine.kv_cache_dtype,
           "\" is not auto, float32, bfloat16 or fp8");
-  require(engine.num_threads >= 0, "--num_threads: ", engine.num_threads, " is negative");
+  require(engine.num_threads >= 0 && engine.num_threads <= kMostThreads,
+          "--num_threads: ", engine.num_threads, " is not 0 to ", kMostThreads);
   require(engine.block_size >= 0 && engine.block_size % 64 == 0,
           "--block_size: ", engine.block_size, " is not a multiple of 64, or 0");
+  require(engine.block_size <= kMostBlockTokens, "--block_size: ", engine.block_size,
+          " is more than ", kMostBlockTokens);
   require(engine.max_model_len >= 0, "--max_model_len: ", engine.max_model_len, " is negative");
-  require(engine.limits.max_tokens > 0, "--max_batch_tokens: ", engine.limits.max_tokens,
-          " is not positive");
-  require(engine.limits.max_seqs > 0, "--max_seqs: ", engine.limits.max_seqs, " is not positive");
+  require(engine.limits.max_tokens > 0 && engine.limits.max_tokens <= kMostStepTokens,
+          "--max_batch_tokens: ", engine.limits.max_tokens, " is not 1 to ", kMostStepTokens);
+  require(engine.limits.max_seqs > 0 && engine.limits.max_seqs <= kMostStepSeqs,
+          "--max_seqs: ", engine.limits.max_seqs, " is not 1 to ", kMostStepSeqs);
   require(num_blocks >= 0, "--num_blocks: ", num_blocks, " is negative");
   require(num_state_slots >= 0, "--num_state_slots: ", num_state_slots, " is negative");
   require(snapshot_blocks >= 0, "--snapshot_blocks: ", snapshot_blocks, " is negative");

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# What a program says of itself.   help_test.sh DIRECTORY_OF_BINARIES
+# What a program says of itself and of its flags.   help_test.sh DIRECTORY_OF_BINARIES MODEL
 set -euo pipefail
 bin=$1
+model=$2
 fail() { echo "FAILED: $*"; exit 1; }
 
 for program in ferry ferry-router ferry-prefill ferry-decode; do
@@ -36,4 +37,20 @@ for command in "generate --prompt x" "bench --ready_timeout_s 1"; do
   [ "$(wc -l <<< "$said")" -eq 1 ] || fail "$command says: $said"
   grep -q "^ferry: .*--tls_ca" <<< "$said" || fail "$command says: $said"
 done
+
+# What cannot be written is no success.
+for command in "tokenize x" "generate --prompt x --max_tokens 1 --num_threads 1 --quiet"; do
+  said=$("$bin/ferry" $command --model "$model" 2>&1 > /dev/full) && fail "$command into a full disk"
+  grep -q "^ferry: standard output cannot be written" <<< "$said" || fail "$command says: $said"
+done
+# Numbers that the flag cannot hold.
+for flag in --seed=-1 --seed=18446744073709551616 --num_threads=100000 --num_threads=-1 \
+  --max_model_len=-5; do
+  said=$("$bin/ferry" generate --model "$model" --prompt x --max_tokens 1 $flag 2>&1) &&
+    fail "generate $flag succeeded"
+  name=${flag%%=*}
+  grep -q "^ferry: .*${name#--}.*${flag#*=}" <<< "$said" || fail "generate $flag says: $said"
+done
+said=$("$bin/ferry" bench --address 127.0.0.1:1 --ready_timeout_s nan 2>&1) && fail "nan succeeded"
+grep -q "^ferry: --ready_timeout_s" <<< "$said" || fail "bench --ready_timeout_s nan says: $said"
 echo "passed"

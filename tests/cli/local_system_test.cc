@@ -152,6 +152,13 @@ TEST_F(LocalSystemTest, RefusesWhatCannotServe) {
   options_.num_prefill = 1;
   options_.model_dir = dir_;
   EXPECT_EQ(StartError(), dir_ + " is not a checkpoint: no such file: " + dir_ + "/config.json");
+  for (const std::string name : {"a=b", "a,b"}) {
+    std::filesystem::copy(dir_ + "/model", dir_ + "/" + name);
+    options_.model_dir = dir_ + "/" + name;
+    EXPECT_EQ(StartError(), "--model " + options_.model_dir +
+                                ": a served directory has no '=' in its name and no ',' in its "
+                                "path; link it under another name");
+  }
   options_.model_dir = dir_ + "/model";
   std::filesystem::remove(dir_ + "/ferry-prefill");
   EXPECT_EQ(StartError(), "cannot run " + dir_ + "/ferry-prefill: No such file or directory");

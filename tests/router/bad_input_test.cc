@@ -97,6 +97,10 @@ const Case kCases[] = {
        r->mutable_sampling()->add_stop(std::string(""));
      },
      kInvalid, "sampling.stop[1] is empty"},
+    {"LongStop", [](auto* r) { r->mutable_sampling()->add_stop(std::string(4097, 'x')); }, kInvalid,
+     "sampling.stop[0] has 4097 bytes: at most 4096"},
+    {"LongSalt", [](auto* r) { r->set_cache_salt(std::string(4097, 'x')); }, kInvalid,
+     "cache_salt has 4097 bytes: at most 4096"},
     {"ManyStopIds",
      [](auto* r) {
        for (int i = 0; i < 65; ++i) r->mutable_sampling()->add_stop_token_ids(1);

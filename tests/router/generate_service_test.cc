@@ -218,6 +218,10 @@ TEST_F(RouterFixture, PromptsGoToTheWorkerThatHasAnnouncedTheirBlocks) {
     used.insert(Generate(salted).summary.prefill_worker());
   }
   EXPECT_EQ(used.size(), 2u) << "another salt has no blocks anywhere";
+  for (const size_t bytes : {127, 128, 255, 4096}) {  // their length is bytes of the namespace
+    salted.set_cache_salt(std::string(bytes, 's'));
+    EXPECT_EQ(Generate(salted).status, absl::OkStatus()) << bytes;
+  }
 
   // A follow-up turn whose history lives on the decode worker is served there.
   decode->Store(ChainOf(Tokens(2000)));

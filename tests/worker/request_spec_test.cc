@@ -100,6 +100,21 @@ TEST(RequestSpecTest, BadInputHasAStatusAndASentence) {
   }
 }
 
+TEST(RequestSpecTest, ATokenIsLeftToBeSaid) {
+  RequestSpec spec = Good();
+  spec.mutable_sampling()->set_min_tokens(1);
+  for (int i = 0; i < spec.token_ids_size(); ++i) spec.set_token_ids(i, 0);
+  for (const uint32_t id : {0, 1, 1, 2}) spec.mutable_sampling()->add_stop_token_ids(id);
+  RequestLimits limits = Limits();
+  limits.vocab_size = 4;
+  EXPECT_TRUE(CheckRequestSpec(spec, limits).ok());
+  limits.vocab_size = 3;
+  EXPECT_EQ(CheckRequestSpec(spec, limits).message(),
+            "sampling.min_tokens is 1 and each of the 3 tokens of the vocabulary is a stop token");
+  spec.mutable_sampling()->set_min_tokens(0);
+  EXPECT_TRUE(CheckRequestSpec(spec, limits).ok());
+}
+
 TEST(RequestSpecTest, SamplingIsCarriedOverWhole) {
   RequestSpec spec = Good();
   auto* s = spec.mutable_sampling();

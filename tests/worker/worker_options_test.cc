@@ -40,6 +40,37 @@ TEST(WorkerOptionsTest, EveryProblemIsNamedAtOnce) {
   }
 }
 
+TEST(WorkerOptionsTest, NumbersThatNoMachineHoldsAreRefused) {
+  WorkerOptions options;
+  options.engine.model_dir = "somewhere";
+  options.engine.num_threads = 100'000;
+  options.engine.block_size = 1'000'000'000;
+  options.engine.limits.max_tokens = 2'147'483'647;
+  options.engine.limits.max_seqs = 2'147'483'647;
+  const std::string problems(options.Validate().message());
+  for (const char* part :
+       {"--num_threads: 100000 is not 0 to", "--block_size: 1000000000 is more than",
+        "--max_batch_tokens: 2147483647 is not 1 to", "--max_seqs: 2147483647 is not 1 to"}) {
+    EXPECT_THAT(problems, HasSubstr(part));
+  }
+}
+
+TEST(WorkerFlagsTest, WhatIsNoNumberOfItsKindIsRefused) {
+  for (const char* flags : {"--kv_lease_s nan", "--kv_lease_s=-nan", "--hash_seed=-1",
+                            "--hash_seed 18446744073709551616"}) {
+    WorkerOptions options;
+    CLI::App app;
+    AddWorkerFlags(app, &options);
+    EXPECT_THROW(app.parse(flags), CLI::ValidationError) << flags;
+  }
+  WorkerOptions options;
+  CLI::App app;
+  AddWorkerFlags(app, &options);
+  app.parse("--hash_seed 18446744073709551615 --kv_lease_s inf");
+  EXPECT_EQ(options.hash_seed, UINT64_MAX);
+  EXPECT_EQ(options.kv_lease, absl::InfiniteDuration());
+}
+
 TEST(WorkerFlagsTest, FlagsFillTheOptions) {
   WorkerOptions options;
   CLI::App app;
