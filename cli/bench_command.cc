@@ -39,7 +39,7 @@ struct Options {
   ServiceLevel level;
   std::string json_path;
   std::optional<uint64_t> seed;  // absent: drawn, so that a second run finds nothing in caches
-  double ready_timeout_s = 10;
+  absl::Duration ready_timeout = absl::Seconds(10);
 };
 
 // Prompts are random ids, different for each request, so that no cache helps.
@@ -114,9 +114,8 @@ absl::StatusOr<ferry::v1::ModelCard> FindModel(ferry::Client& client, const std:
 
 absl::Status Run(const Options& options) {
   ASSIGN_OR_RETURN(const auto client, ferry::Client::Create(options.client));
-  RETURN_IF_ERROR(ExplainConnection(
-      client->WaitUntilReady(options.model, absl::Seconds(options.ready_timeout_s)),
-      options.client));
+  RETURN_IF_ERROR(ExplainConnection(client->WaitUntilReady(options.model, options.ready_timeout),
+                                    options.client));
   ASSIGN_OR_RETURN(const ferry::v1::ModelCard model, FindModel(*client, options.model));
   std::ofstream json;
   if (!options.json_path.empty()) {
@@ -196,8 +195,8 @@ void AddBenchCommand(CLI::App& app, absl::Status* result) {
   command->add_option("--json", options->json_path, "File that receives the numbers as JSON");
   command->add_option("--seed", options->seed, "Of prompts and sampling; default: drawn")
       ->check(service::Unsigned64());
-  add("--ready_timeout_s", options->ready_timeout_s, "Until the model must be ready")
-      ->check(CLI::Range(0.0, 1e9));
+  service::AddSecondsFlag(*command, "--ready_timeout_s", &options->ready_timeout,
+                          "Until the model must be ready");
   command->callback([options, result] { *result = Run(*options); });
 }
 

@@ -188,6 +188,8 @@ TEST_P(SparseServingTest, AFollowUpTurnIsServedFromTheDecodeWorkersOwnBlocks) {
 TEST_P(SparseServingTest, PromptsThatShareAPrefixGoToTheWorkerThatCanGoOnFromIt) {
   SystemOptions options = Options();
   options.num_prefill = 2;
+  // No report of a worker's load falls into a request and speaks against it when that is over.
+  options.router_flags.push_back("--heartbeat_s=60");
   const auto system = FerrySystem::Start(options);
   for (uint32_t family = 0; family < 3; ++family) {
     const std::vector<int32_t> first = Prompt(700, 100 + family);
