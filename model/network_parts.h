@@ -8,11 +8,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "kernels/scratch_carver.h"
 #include "model/config.h"
 #include "model/network.h"
 #include "model/step_view.h"
@@ -20,25 +20,7 @@
 
 namespace model {
 
-// Lays arrays out one after the other.  From a null base it only measures: carve twice with the
-// same calls, once to know the size to allocate.
-class ScratchCarver final {
- public:
-  explicit ScratchCarver(std::byte* base) : base_(base) {}
-
-  template <typename T>
-  void Take(T*& pointer, int64_t count) {
-    pointer = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + size_);
-    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
-    size_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  int64_t size() const { return size_; }
-
- private:
-  static constexpr int64_t kAlignment = 256;  // bytes
-  std::byte* base_;
-  int64_t size_ = 0;
-};
+using kernels::ScratchCarver;
 
 // cos and sin of `rope` on the device, for positions [0, max_positions).
 struct DeviceRope {

@@ -5,33 +5,15 @@
 #include <new>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/scratch_carver.h"
 
 namespace model {
 namespace {
 
-constexpr size_t kAlignment = 256;
-
-// Walks the structure: once with a null base to measure it, once to set the pointers.
-class Carver {
- public:
-  explicit Carver(std::byte* base) : base_(base) {}
-
-  template <typename T>
-  T* Take(int64_t count) {
-    offset_ = (offset_ + kAlignment - 1) / kAlignment * kAlignment;
-    T* result = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + offset_);
-    offset_ += sizeof(T) * count;
-    return result;
-  }
-  size_t size() const { return (offset_ + kAlignment - 1) / kAlignment * kAlignment; }
-
- private:
-  std::byte* base_;
-  size_t offset_ = 0;
-};
+using kernels::ScratchCarver;
 
 std::byte* AllocateAligned(size_t size) {
-  return new (std::align_val_t(kAlignment)) std::byte[size]();
+  return new (std::align_val_t(ScratchCarver::kAlignment)) std::byte[size]();
 }
 
 }  // namespace
@@ -43,7 +25,7 @@ int32_t SplitTokens(int32_t kv_len) {
 }
 
 void StepPlan::AlignedDelete::operator()(std::byte* memory) const {
-  ::operator delete[](memory, std::align_val_t(kAlignment));
+  ::operator delete[](memory, std::align_val_t(ScratchCarver::kAlignment));
 }
 
 StepPlan::StepPlan(const StepLimits& limits)
@@ -68,32 +50,32 @@ int64_t StepPlan::SizeBytes(const StepLimits& limits) {
 }
 
 size_t StepPlan::Carve(std::byte* base) {
-  Carver carver(base);
+  ScratchCarver carver(base);
   const StepLimits& limits = limits_;
-  counts_ = carver.Take<StepCounts>(1);
-  token_ids = carver.Take<int32_t>(limits.max_tokens);
-  token_source = carver.Take<int32_t>(limits.max_tokens);
-  positions = carver.Take<int32_t>(limits.max_tokens);
-  slots = carver.Take<int64_t>(limits.max_tokens);
-  row_to_seq = carver.Take<int32_t>(limits.max_tokens);
-  window_start = carver.Take<int32_t>(limits.max_tokens);
-  cu_seqlens_q = carver.Take<int32_t>(limits.max_seqs + 1);
-  cu_seqlens_kv = carver.Take<int32_t>(limits.max_seqs + 1);
-  kv_len = carver.Take<int32_t>(limits.max_seqs);
-  block_table = carver.Take<int32_t>(int64_t{limits.max_seqs} * limits.max_blocks_per_seq);
-  state_slots = carver.Take<int32_t>(limits.max_seqs);
-  splits = carver.Take<kernels::DecodeSplit>(limits.max_splits());
-  samples = carver.Take<kernels::SampleRow>(limits.max_samples);
-  penalty_resets = carver.Take<kernels::PenaltyReset>(limits.max_samples);
-  history_tokens = carver.Take<int32_t>(limits.max_history_tokens);
-  logit_rows = carver.Take<int32_t>(limits.max_logit_rows);
-  copy_src = carver.Take<int32_t>(limits.max_copies);
-  copy_dst = carver.Take<int32_t>(limits.max_copies);
-  state_copy_src = carver.Take<int32_t>(limits.max_seqs);
-  state_copy_dst = carver.Take<int32_t>(limits.max_seqs);
-  snapshot_src = carver.Take<int32_t>(limits.max_seqs);
-  snapshot_dst = carver.Take<int32_t>(limits.max_seqs);
-  return carver.size();
+  carver.Take(counts_, 1);
+  carver.Take(token_ids, limits.max_tokens);
+  carver.Take(token_source, limits.max_tokens);
+  carver.Take(positions, limits.max_tokens);
+  carver.Take(slots, limits.max_tokens);
+  carver.Take(row_to_seq, limits.max_tokens);
+  carver.Take(window_start, limits.max_tokens);
+  carver.Take(cu_seqlens_q, limits.max_seqs + 1);
+  carver.Take(cu_seqlens_kv, limits.max_seqs + 1);
+  carver.Take(kv_len, limits.max_seqs);
+  carver.Take(block_table, int64_t{limits.max_seqs} * limits.max_blocks_per_seq);
+  carver.Take(state_slots, limits.max_seqs);
+  carver.Take(splits, limits.max_splits());
+  carver.Take(samples, limits.max_samples);
+  carver.Take(penalty_resets, limits.max_samples);
+  carver.Take(history_tokens, limits.max_history_tokens);
+  carver.Take(logit_rows, limits.max_logit_rows);
+  carver.Take(copy_src, limits.max_copies);
+  carver.Take(copy_dst, limits.max_copies);
+  carver.Take(state_copy_src, limits.max_seqs);
+  carver.Take(state_copy_dst, limits.max_seqs);
+  carver.Take(snapshot_src, limits.max_seqs);
+  carver.Take(snapshot_dst, limits.max_seqs);
+  return static_cast<size_t>(carver.size());
 }
 
 void StepPlan::Clear() {

@@ -7,13 +7,13 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tensor_core.cuh"
 #include "kernels/cuda/tensor_map.h"
+#include "kernels/scratch_carver.h"
 #include "status/status_macros.h"
 
 namespace kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = 256;
-constexpr int64_t kAlignment = 256;   // bytes
 constexpr int32_t kValues = 8;        // bf16 values that a thread takes at a time
 constexpr int32_t kRouteExperts = 8;  // that a warp takes at a time
 constexpr int32_t kRouteRows = 4;     // that a block takes
@@ -32,26 +32,21 @@ struct Workspace {
 // Sets the pointers of `work` within `base` (null: only measures) and returns the size.
 int64_t LayOut(std::byte* base, int64_t rows, const GateConfig& gate, int64_t hidden,
                int64_t intermediate, int64_t shared_intermediate, Workspace& work) {
-  int64_t size = 0;
-  const auto take = [&](auto*& pointer, int64_t count) {
-    using T = std::remove_reference_t<decltype(*pointer)>;
-    pointer = base == nullptr ? nullptr : reinterpret_cast<T*>(base + size);
-    size += CeilDiv(count * static_cast<int64_t>(sizeof(T)), kAlignment) * kAlignment;
-  };
+  ScratchCarver carver(base);
   const int64_t slots = rows * gate.top_k;
-  take(work.logits, rows * gate.num_experts);
-  take(work.choice.ids, slots);
-  take(work.choice.weights, slots);
-  take(work.choice.count, gate.num_experts);
-  take(work.choice.slot_row, slots);
-  take(work.choice.slot_of_pair, slots);
-  take(work.normed, rows * hidden);
-  take(work.sorted, slots * hidden);
-  take(work.activated, slots * intermediate);
-  take(work.out, slots * hidden);
-  take(work.shared_activated, rows * shared_intermediate);
-  take(work.shared_out, rows * hidden);
-  return size;
+  carver.Take(work.logits, rows * gate.num_experts);
+  carver.Take(work.choice.ids, slots);
+  carver.Take(work.choice.weights, slots);
+  carver.Take(work.choice.count, gate.num_experts);
+  carver.Take(work.choice.slot_row, slots);
+  carver.Take(work.choice.slot_of_pair, slots);
+  carver.Take(work.normed, rows * hidden);
+  carver.Take(work.sorted, slots * hidden);
+  carver.Take(work.activated, slots * intermediate);
+  carver.Take(work.out, slots * hidden);
+  carver.Take(work.shared_activated, rows * shared_intermediate);
+  carver.Take(work.shared_out, rows * hidden);
+  return carver.size();
 }
 
 struct RouteArgs {

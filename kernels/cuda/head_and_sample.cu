@@ -5,6 +5,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/sampler.h"
+#include "kernels/scratch_carver.h"
 #include "status/status_macros.h"
 
 namespace kernels::cuda {
@@ -23,16 +24,12 @@ struct Workspace {
 
 int64_t LayOut(std::byte* base, int64_t num_samples, int64_t hidden_size, int64_t vocab_size,
                Workspace& work) {
-  int64_t count = 0;
-  const auto take = [&](float*& pointer, int64_t size) {
-    pointer = base == nullptr ? nullptr : reinterpret_cast<float*>(base) + count;
-    count += CeilDiv(size, int64_t{64}) * 64;
-  };
-  take(work.gathered, (num_samples + kExtraRows) * hidden_size);
-  take(work.prepared, (num_samples + kExtraRows) * hidden_size);
-  take(work.logits, num_samples * vocab_size);
-  take(work.penalized, num_samples * vocab_size);
-  return count * static_cast<int64_t>(sizeof(float));
+  ScratchCarver carver(base);
+  carver.Take(work.gathered, (num_samples + kExtraRows) * hidden_size);
+  carver.Take(work.prepared, (num_samples + kExtraRows) * hidden_size);
+  carver.Take(work.logits, num_samples * vocab_size);
+  carver.Take(work.penalized, num_samples * vocab_size);
+  return carver.size();
 }
 
 // A block a reset.

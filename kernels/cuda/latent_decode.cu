@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tensor_core.cuh"
+#include "kernels/scratch_carver.h"
 #include "status/status_macros.h"
 
 namespace kernels::cuda {
@@ -405,16 +406,11 @@ int64_t LayOut(std::byte* base, int64_t rows, int64_t heads, int64_t blocks,
                LatentPartials& partials) {
   // FirstVectorTile of the end, and a block's number beyond it.
   const int64_t num_partials = rows * heads / kVectors + rows + 1 + blocks;
-  int64_t size = 0;
-  const auto take = [&](auto*& pointer, int64_t count) {
-    using T = std::remove_reference_t<decltype(*pointer)>;
-    pointer = base == nullptr ? nullptr : reinterpret_cast<T*>(base + size);
-    size += CeilDiv(count * static_cast<int64_t>(sizeof(T)), int64_t{256}) * 256;
-  };
-  take(partials.out, num_partials * kVectors * kLatentRank);
-  take(partials.lse, num_partials * kVectors);
-  take(partials.places, rows * heads);
-  return size;
+  ScratchCarver carver(base);
+  carver.Take(partials.out, num_partials * kVectors * kLatentRank);
+  carver.Take(partials.lse, num_partials * kVectors);
+  carver.Take(partials.places, rows * heads);
+  return carver.size();
 }
 
 }  // namespace

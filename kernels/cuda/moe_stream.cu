@@ -1,37 +1,31 @@
 #include "kernels/cuda/moe_stream.h"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/moe_stream_args.h"
 #include "kernels/cuda/weight_stream.cuh"
+#include "kernels/scratch_carver.h"
 #include "status/status_macros.h"
 
 namespace kernels::cuda {
 namespace {
 
-constexpr int64_t kAlignment = 256;  // bytes
 
 int64_t LayOut(std::byte* base, int64_t rows, const GateConfig& gate, int64_t hidden,
                int64_t intermediate, int64_t shared_intermediate, MoeStreamWorkspace& work) {
-  int64_t size = 0;
-  const auto take = [&](auto*& pointer, int64_t count) {
-    using T = std::remove_reference_t<decltype(*pointer)>;
-    pointer = base == nullptr ? nullptr : reinterpret_cast<T*>(base + size);
-    size += CeilDiv(count * static_cast<int64_t>(sizeof(T)), kAlignment) * kAlignment;
-  };
+  ScratchCarver carver(base);
   const int64_t pairs = rows * gate.top_k;
   const int64_t bound = std::min<int64_t>(pairs, gate.num_experts);
-  take(work.normed, rows * hidden);
-  take(work.logits, rows * gate.num_experts);
-  take(work.ids, pairs);
-  take(work.weights, pairs);
-  take(work.active, bound);
-  take(work.active_pairs, bound * rows);
-  take(work.activated, pairs * intermediate);
-  take(work.shared_activated, rows * shared_intermediate);
-  return size;
+  carver.Take(work.normed, rows * hidden);
+  carver.Take(work.logits, rows * gate.num_experts);
+  carver.Take(work.ids, pairs);
+  carver.Take(work.weights, pairs);
+  carver.Take(work.active, bound);
+  carver.Take(work.active_pairs, bound * rows);
+  carver.Take(work.activated, pairs * intermediate);
+  carver.Take(work.shared_activated, rows * shared_intermediate);
+  return carver.size();
 }
 
 MoeStreamArgs MakeArgs(const MoeParams& params, const StreamExperts& experts) {
