@@ -12,6 +12,7 @@
 #include "chat/markers.h"
 #include "chat/text.h"
 #include "input_file/input_file.h"
+#include "input_file/json_file.h"
 #include "status/status_macros.h"
 
 namespace chat {
@@ -37,15 +38,6 @@ std::string Names() {
                        [](std::string* out, const auto& one) { out->append(one.first); });
 }
 
-absl::StatusOr<Json> ReadJson(const std::filesystem::path& path) {
-  ASSIGN_OR_RETURN(const std::string text, input_file::Read(path.string(), kMaxFileBytes));
-  Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!value.is_object()) {
-    return absl::InvalidArgumentError(Concat(path.string(), " is not a JSON object"));
-  }
-  return value;
-}
-
 // The template and the file that holds it; nothing if the checkpoint has none.
 struct Template {
   std::string text;
@@ -59,7 +51,7 @@ absl::StatusOr<std::optional<Template>> ReadTemplate(const std::filesystem::path
   }
   const std::filesystem::path config_path = dir / "tokenizer_config.json";
   if (!std::filesystem::exists(config_path)) return std::nullopt;
-  ASSIGN_OR_RETURN(const Json config, ReadJson(config_path));
+  ASSIGN_OR_RETURN(const Json config, input_file::ReadJsonObject(config_path.string()));
   Json value = config.value("chat_template", Json());
   if (value.is_array()) {  // named ones
     Json chosen;
@@ -158,7 +150,7 @@ absl::StatusOr<Format> FormatOfCheckpoint(const std::string& model_dir) {
     }
     return format;
   }
-  ASSIGN_OR_RETURN(const Json config, ReadJson(dir / "config.json"));
+  ASSIGN_OR_RETURN(const Json config, input_file::ReadJsonObject((dir / "config.json").string()));
   const Json type = config.value("model_type", Json());
   if (type == "deepseek_v32") return Format::kV32;
   if (type == "deepseek_v4") return Format::kV4;

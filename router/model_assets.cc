@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "input_file/input_file.h"
+#include "input_file/json_file.h"
 #include "status/status_macros.h"
 
 namespace router {
@@ -13,18 +13,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
 constexpr int64_t kMaxModelNumber = int64_t{1} << 30;
 constexpr size_t kMaxEosIds = 8;  // workers take 72 stop ids: these and 64 of a request
-
-absl::StatusOr<json> ReadJson(const std::filesystem::path& path) {
-  ASSIGN_OR_RETURN(const std::string text, input_file::Read(path.string(), kMaxFileBytes));
-  json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!value.is_object()) {
-    return absl::InvalidArgumentError(absl::StrCat(path.string(), " is not a JSON object"));
-  }
-  return value;
-}
 
 absl::Status BadMember(const std::filesystem::path& path, const std::string& member,
                        const json& value, const char* expected) {
@@ -72,7 +62,7 @@ absl::StatusOr<bool> ReadEos(const std::filesystem::path& path, const json& obje
 
 absl::Status ReadGenerationConfig(const std::filesystem::path& path, ModelAssets* assets) {
   if (!std::filesystem::exists(path)) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const json object, ReadJson(path));
+  ASSIGN_OR_RETURN(const json object, input_file::ReadJsonObject(path.string()));
   RETURN_IF_ERROR(ReadEos(path, object, &assets->eos_ids).status());
   SamplingDefaults& defaults = assets->defaults;
   ASSIGN_OR_RETURN(defaults.temperature, ReadNumber(path, object, "temperature", 0, 1e6));
@@ -117,7 +107,7 @@ absl::StatusOr<std::unique_ptr<ModelAssets>> ModelAssets::Load(const std::string
     return absl::InvalidArgumentError(absl::StrCat("model assets \"", spec, "\" have no name"));
   }
   const std::filesystem::path config_path = dir / "config.json";
-  ASSIGN_OR_RETURN(const json config, ReadJson(config_path));
+  ASSIGN_OR_RETURN(const json config, input_file::ReadJsonObject(config_path.string()));
   ASSIGN_OR_RETURN(assets->vocab_size, ReadCount(config_path, config, "vocab_size"));
   if (assets->vocab_size == 0) {
     return absl::InvalidArgumentError(
