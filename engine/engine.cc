@@ -16,8 +16,6 @@
 namespace engine {
 namespace {
 
-constexpr int32_t kMostThreads = 4096;  // a CPU backend's; more are a mistyped number
-
 int32_t UsableCores() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -72,9 +70,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
     return absl::UnimplementedError(
         absl::StrCat(config.model_type, " checkpoints cannot be run on cuda yet, only on cpu"));
   }
-  if (options.num_threads < 0 || options.num_threads > kMostThreads) {
+  if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
     return absl::InvalidArgumentError(
-        absl::StrCat("num_threads must be 0 to ", kMostThreads, ", is ", options.num_threads));
+        absl::StrCat("num_threads must be 0 to ", kMaxThreads, ", is ", options.num_threads));
   }
   if (options.max_model_len < 0) {
     return absl::InvalidArgumentError(

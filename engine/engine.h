@@ -27,6 +27,8 @@
 
 namespace engine {
 
+inline constexpr int32_t kMaxThreads = 4096;  // of a CPU; more are a mistyped number
+
 struct EngineOptions {
   std::string model_dir;
   std::string device = "cpu";           // "cpu" or "cuda"

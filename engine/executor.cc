@@ -92,37 +92,28 @@ absl::Status Executor::Place(Mirror& mirror) {
   return backend_->PinHostMemory(mirror.host);
 }
 
-absl::Status Executor::Export(const Mirror& mirror, absl::Span<const int32_t> pieces) {
-  for (const int32_t piece : pieces) {
-    const int64_t offset = piece * mirror.piece_bytes;
-    RETURN_IF_ERROR(backend_->CopyToHost(backend_->copy_context(),
-                                         mirror.host.subspan(offset, mirror.piece_bytes),
-                                         mirror.device->data() + offset));
+absl::Status Executor::CopyPieces(const CachePieces& pieces, const PieceCopy& copy) {
+  const bool has_slot = pieces.state_slot >= 0;
+  if (blocks_.device == nullptr || (pieces.blocks.empty() && !has_slot)) return absl::OkStatus();
+  for (const int32_t block : pieces.blocks) {
+    RETURN_IF_ERROR(copy(blocks_.Host(block), blocks_.Device(block)));
   }
-  return absl::OkStatus();
-}
-
-absl::Status Executor::Import(const Mirror& mirror, absl::Span<const int32_t> pieces) {
-  for (const int32_t piece : pieces) {
-    const int64_t offset = piece * mirror.piece_bytes;
-    RETURN_IF_ERROR(backend_->CopyToDevice(backend_->copy_context(), mirror.device->data() + offset,
-                                           mirror.host.subspan(offset, mirror.piece_bytes)));
+  if (has_slot) {
+    RETURN_IF_ERROR(copy(slots_.Host(pieces.state_slot), slots_.Device(pieces.state_slot)));
   }
-  return absl::OkStatus();
+  return backend_->Synchronize(backend_->copy_context());
 }
 
 absl::Status Executor::ExportCache(const CachePieces& pieces) {
-  if (blocks_.device == nullptr) return absl::OkStatus();
-  RETURN_IF_ERROR(Export(blocks_, pieces.blocks));
-  if (pieces.state_slot >= 0) RETURN_IF_ERROR(Export(slots_, {&pieces.state_slot, 1}));
-  return backend_->Synchronize(backend_->copy_context());
+  return CopyPieces(pieces, [this](absl::Span<std::byte> host, std::byte* device) {
+    return backend_->CopyToHost(backend_->copy_context(), host, device);
+  });
 }
 
 absl::Status Executor::ImportCache(const CachePieces& pieces) {
-  if (blocks_.device == nullptr) return absl::OkStatus();
-  RETURN_IF_ERROR(Import(blocks_, pieces.blocks));
-  if (pieces.state_slot >= 0) RETURN_IF_ERROR(Import(slots_, {&pieces.state_slot, 1}));
-  return backend_->Synchronize(backend_->copy_context());
+  return CopyPieces(pieces, [this](absl::Span<std::byte> host, std::byte* device) {
+    return backend_->CopyToDevice(backend_->copy_context(), device, host);
+  });
 }
 
 absl::StatusOr<StepHandle> Executor::Launch(const model::StepPlan& plan) {

@@ -10,6 +10,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -84,10 +85,16 @@ class Executor final : public Engine {
     absl::Span<std::byte> host;
     std::unique_ptr<kernels::Buffer> device;  // null: the host's memory is the cache
     int64_t piece_bytes = 0;
+
+    absl::Span<std::byte> Host(int64_t piece) const {
+      return host.subspan(piece * piece_bytes, piece_bytes);
+    }
+    std::byte* Device(int64_t piece) const { return device->data() + piece * piece_bytes; }
   };
   absl::Status Place(Mirror& mirror);
-  absl::Status Export(const Mirror& mirror, absl::Span<const int32_t> pieces);
-  absl::Status Import(const Mirror& mirror, absl::Span<const int32_t> pieces);
+  using PieceCopy = std::function<absl::Status(absl::Span<std::byte> host, std::byte* device)>;
+  // Copies each piece, and waits for them if there are any.
+  absl::Status CopyPieces(const CachePieces& pieces, const PieceCopy& copy);
   Mirror blocks_;
   Mirror slots_;
   int32_t num_state_slots_ = 0;  // slot 0 included

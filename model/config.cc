@@ -1,5 +1,4 @@
 #include "model/config.h"
-#include "input_file/input_file.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,5 +1,4 @@
 #include "model/network.h"
-#include "input_file/input_file.h"
 
 #include <utility>
 

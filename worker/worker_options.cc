@@ -12,7 +12,6 @@ namespace worker {
 namespace {
 
 // Far beyond what serves anybody: a mistyped number is refused in words before memory runs out.
-constexpr int32_t kMostThreads = 4096;
 constexpr int32_t kMostBlockTokens = 1 << 16;
 constexpr int32_t kMostStepTokens = 1 << 20;
 constexpr int32_t kMostStepSeqs = 1 << 16;
@@ -53,8 +52,8 @@ absl::Status WorkerOptions::Validate() const {
   require(IsOneOf(engine.kv_cache_dtype, {"auto", "float32", "bfloat16", "fp8"}),
           "--kv_cache_dtype: \"", engine.kv_cache_dtype,
           "\" is not auto, float32, bfloat16 or fp8");
-  require(engine.num_threads >= 0 && engine.num_threads <= kMostThreads,
-          "--num_threads: ", engine.num_threads, " is not 0 to ", kMostThreads);
+  require(engine.num_threads >= 0 && engine.num_threads <= engine::kMaxThreads,
+          "--num_threads: ", engine.num_threads, " is not 0 to ", engine::kMaxThreads);
   require(engine.block_size >= 0 && engine.block_size % 64 == 0,
           "--block_size: ", engine.block_size, " is not a multiple of 64, or 0");
   require(engine.block_size <= kMostBlockTokens, "--block_size: ", engine.block_size,
