@@ -4,6 +4,7 @@
 #include "kv_transfer/incoming_transfers.h"
 
 #include <atomic>
+#include <optional>
 #include <random>
 
 #include "gmock/gmock.h"
@@ -61,8 +62,13 @@ class RandomHistory {
     }
     int num_ok = 0;
     for (const auto& transfer : transfers) {
-      const auto drained = transfer->drained.Wait();
-      network_->ReleaseDelayed();
+      // A message that is to go after the next one may be the last of all: the network is asked to
+      // let go again and again, and rarely enough for stalls.
+      std::optional<OutgoingResult> drained;
+      for (int i = 0; i < 200 && !drained.has_value(); ++i) {
+        drained = transfer->drained.Wait(absl::Milliseconds(100));
+        network_->ReleaseDelayed();
+      }
       const auto result = transfer->ended.Wait();
       ASSERT_TRUE(result.has_value()) << "a transfer did not end";
       ASSERT_TRUE(drained.has_value()) << "sends did not drain";
