@@ -2,6 +2,10 @@
 // the client sees nothing but a gap; or it ends with an error, and what was sent stays.
 
 #include <algorithm>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <mutex>
 
 #include "gmock/gmock.h"
 #include "status/grpc_status.h"
@@ -29,14 +33,19 @@ class MigrationTest : public RouterFixture {
   // gets it.
   void StartWith(std::vector<Script> scripts) {
     p_ = Prefill();
-    p_->on_prefill = [](std::shared_ptr<PrefillCall> call) { call->Accept(); };
+    p_->on_prefill = [this](std::shared_ptr<PrefillCall> call) {
+      call->Accept();
+      WhenBothCame(call->request.spec().key().attempt(), [] {});
+    };
     d1_ = Decode();
     d2_ = Decode();
     scripts_ = std::move(scripts);
     for (FakeWorker* d : {d1_, d2_}) {
       d->on_decode = [this](std::shared_ptr<DecodeCall> call) {
         call->Accept();
-        scripts_.at(num_calls_++)(*call);
+        const auto answer = [call, script = scripts_.at(num_calls_++)] { script(*call); };
+        if (call->request.local_prefill()) return answer();
+        WhenBothCame(call->request.spec().key().attempt(), answer);
       };
     }
     StartRouter();
@@ -49,6 +58,19 @@ class MigrationTest : public RouterFixture {
       return a.spec().key().attempt() < b.spec().key().attempt();
     });
     return tries;
+  }
+  // A decode worker has nothing to answer before the prefill worker has heard of the try: the
+  // second of the two calls of an attempt runs what both have brought.
+  void WhenBothCame(uint32_t attempt, const std::function<void()>& answer) {
+    std::function<void()> first;
+    {
+      std::lock_guard lock(mutex_);
+      const auto [it, is_first] = came_.try_emplace(attempt, answer);
+      if (is_first) return;
+      first = it->second;
+    }
+    first();
+    answer();
   }
   static Script Dies(const std::string& after, const absl::Status& status = kDied) {
     return [after, status](DecodeCall& call) {
@@ -66,6 +88,8 @@ class MigrationTest : public RouterFixture {
   FakeWorker* d2_ = nullptr;
   std::vector<Script> scripts_;
   std::atomic<size_t> num_calls_{0};
+  std::mutex mutex_;                                // guards came_
+  std::map<uint32_t, std::function<void()>> came_;  // by attempt
 };
 
 TEST_F(MigrationTest, TheOutputGoesOnBehindWhatHasBeenSent) {
