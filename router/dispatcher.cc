@@ -16,12 +16,6 @@ constexpr absl::Duration kPumpInterval = absl::Milliseconds(50);
 // Sentences about workers in one error; with many workers they all say the same.
 constexpr size_t kMaxReasons = 3;
 
-// Leading blocks of a prompt that can be reused: the last token is always computed, and its block
-// with it.
-size_t ReusableBlocks(const RequestView& request, int32_t block_size) {
-  return static_cast<size_t>((request.prompt_tokens - 1) / block_size);
-}
-
 std::string Joined(std::vector<std::string> sentences) {
   const size_t more = sentences.size() - std::min(sentences.size(), kMaxReasons);
   sentences.resize(sentences.size() - more);
@@ -146,37 +140,6 @@ Decision Dispatcher::Decide(Waiting* waiting, std::vector<WorkerView>* views, ab
   return decision;
 }
 
-void Dispatcher::Place(Waiting* waiting, const Choice& choice, const std::vector<WorkerView>& views,
-                       absl::Time now, std::vector<std::pair<Waiting*, Placement>>* placed) {
-  const RequestView request = waiting->request->view();
-  const WorkerView& decode = views[choice.decode];
-  const WorkerView& computes = choice.prefill >= 0 ? views[choice.prefill] : decode;
-  Placement placement = {.prefill = choice.prefill >= 0 ? computes.slot : -1,
-                         .decode = decode.slot,
-                         .reason = choice.reason,
-                         .predicted_ttft_ms = choice.predicted_ttft_ms,
-                         .cached_tokens = computes.cached_tokens};
-  LoadLedger::Load decode_load = {.requests = 1,
-                                  .kv_blocks = BlocksFor(request.prompt_tokens, decode.block_size),
-                                  .growth_blocks = GrowthBlocks(request, decode.block_size)};
-  const int64_t to_compute = request.prompt_tokens - computes.cached_tokens;
-  // Whoever computes the prompt will have its blocks when the next request's turn comes.  Not so a
-  // decode worker that waits for them: until they arrive it would have to compute all of the next
-  // prompt.
-  if (placement.local()) {
-    decode_load.prefill_tokens = to_compute;
-    index_->Predict(placement.decode, Chain(waiting, decode.block_size),
-                    ReusableBlocks(request, decode.block_size), now);
-  } else if (waiting->held_at < 0) {
-    placement.prefill_charge =
-        ledger_->Charge(placement.prefill, {.prefill_tokens = to_compute, .requests = 1}, now);
-    index_->Predict(placement.prefill, Chain(waiting, computes.block_size),
-                    ReusableBlocks(request, computes.block_size), now);
-  }
-  placement.decode_charge = ledger_->Charge(placement.decode, decode_load, now);
-  placed->emplace_back(waiting, placement);
-}
-
 int64_t Dispatcher::LargestCache(const ModelAssets& model) const {
   int64_t largest = 0;
   for (WorkerSlot slot = 0; slot < registry_->num_workers(); ++slot) {
@@ -237,7 +200,13 @@ void Dispatcher::Pump() {
     metrics_->ObserveSelect(EventLoop::Now() - started);
     switch (decision.feasibility) {
       case Feasibility::kNow:
-        Place(waiting, decision.choice, views, now, &placed);
+        placed.emplace_back(waiting, MakePlacement(
+                                         waiting->request->view(), decision.choice, views,
+                                         /*held=*/waiting->held_at >= 0,
+                                         [&](int32_t block_size) {
+                                           return absl::MakeConstSpan(Chain(waiting, block_size));
+                                         },
+                                         ledger_, index_, now));
         waiting_.erase(entry);
         return AdmissionQueue::Visit::kTaken;
       case Feasibility::kLater:

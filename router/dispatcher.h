@@ -20,25 +20,13 @@
 #include "router/event_loop.h"
 #include "router/load_ledger.h"
 #include "router/metrics.h"
+#include "router/placement.h"
 #include "router/prefix_index.h"
 #include "router/request.h"
 #include "router/routing_policy.h"
 #include "router/worker_registry.h"
 
 namespace router {
-
-// Where a request goes, and what was charged for it.
-struct Placement {
-  WorkerSlot prefill = -1;  // -1: the decode worker computes the prompt
-  WorkerSlot decode = -1;
-  RouteReason reason = RouteReason::kRemote;
-  double predicted_ttft_ms = 0;
-  int32_t cached_tokens = 0;  // that the index expects where the prompt is computed
-  LoadLedger::ChargeId prefill_charge = 0;
-  LoadLedger::ChargeId decode_charge = 0;
-
-  bool local() const { return prefill < 0; }
-};
 
 // A request as the dispatcher sees it.
 class Waiting {
@@ -99,8 +87,6 @@ class Dispatcher final {
   // `backing_off`: only workers that have just failed this request could serve it.
   Decision Decide(Waiting* waiting, std::vector<WorkerView>* views, absl::Time now,
                   bool* backing_off);
-  void Place(Waiting* waiting, const Choice& choice, const std::vector<WorkerView>& views,
-             absl::Time now, std::vector<std::pair<Waiting*, Placement>>* placed);
   const std::vector<block_hash::BlockHash>& Chain(Waiting* waiting, int32_t block_size);
   // Tokens; 0: nobody decodes the model.  As if endless while a worker is not known yet.
   int64_t LargestCache(const ModelAssets& model) const;

@@ -120,20 +120,6 @@ const char* LinkStateName(LinkState state) {
   return "unknown";
 }
 
-const char* LinkRoleName(LinkRole role) {
-  switch (role) {
-    case LinkRole::kPrefill:
-      return "prefill";
-    case LinkRole::kDecode:
-      return "decode";
-    case LinkRole::kBoth:
-      return "both";
-    case LinkRole::kUnknown:
-      break;
-  }
-  return "unknown";
-}
-
 WorkerLink::WorkerLink(WorkerSlot slot, const Options& options, EventLoop* loop,
                        std::shared_ptr<OutstandingCalls> outstanding, PrefixIndex* index,
                        Listener* listener)

@@ -21,46 +21,15 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "pairing/pair_check.h"
 #include "router/event_loop.h"
 #include "router/prefix_index.h"
 #include "router/worker_client.h"
+#include "router/worker_view.h"
 
 namespace router {
 
 enum class LinkState { kConnecting, kServing, kDraining, kSuspect, kDead };
 const char* LinkStateName(LinkState state);
-enum class LinkRole { kUnknown, kPrefill, kDecode, kBoth };
-const char* LinkRoleName(LinkRole role);
-
-// What GetInfo said.
-struct WorkerFacts {
-  std::string epoch;
-  LinkRole role = LinkRole::kUnknown;
-  std::string model;
-  std::string tokenizer_hash;
-  pairing::Profile profile;
-  int32_t block_size = 0;
-  int64_t block_bytes = 0;
-  int32_t num_blocks = 0;
-  int32_t num_state_slots = 0;  // 0: its model keeps no state per sequence
-  int32_t max_model_len = 0;
-  uint64_t hash_seed = 0;
-  double prefill_tokens_per_s = 0;
-  double prefill_s_per_token2 = 0;
-  double decode_step_ms = 0;
-  double decode_step_ms_per_seq = 0;
-};
-
-// What its last load report said.
-struct WorkerLoad {
-  int64_t waiting_tokens = 0;
-  int32_t waiting_requests = 0;
-  int32_t running_requests = 0;
-  int32_t used_blocks = 0;       // active, reserved, held, quarantined
-  int32_t used_state_slots = 0;  // the same
-  double step_ms = 0;
-};
 
 class WorkerLink final {
  public:

@@ -46,29 +46,8 @@ bool WorkerRegistry::Serves(const WorkerLink& link, const ModelAssets& model) co
 
 WorkerView WorkerRegistry::View(const WorkerLink& link, int32_t cached_blocks,
                                 absl::Time now) const {
-  const WorkerFacts& facts = link.facts();
-  const WorkerLoad& load = link.load();
-  const LoadLedger::Load ours = ledger_->uncommitted(link.slot());
-  return {.slot = link.slot(),
-          .can_decode = facts.role == LinkRole::kDecode || facts.role == LinkRole::kBoth,
-          .is_prefill = facts.role == LinkRole::kPrefill,
-          .prefills_any_length = facts.role == LinkRole::kBoth,
-          .block_size = facts.block_size,
-          .block_bytes = facts.block_bytes,
-          .num_blocks = facts.num_blocks,
-          .used_blocks = load.used_blocks + ours.kv_blocks + ours.growth_blocks,
-          .num_state_slots = facts.num_state_slots,
-          .used_state_slots = load.used_state_slots + ours.requests,
-          .max_model_len = facts.max_model_len,
-          .prefill_tokens_per_s = facts.prefill_tokens_per_s,
-          .prefill_s_per_token2 = facts.prefill_s_per_token2,
-          .decode_step_ms = facts.decode_step_ms,
-          .decode_step_ms_per_seq = facts.decode_step_ms_per_seq,
-          .observed_step_ms = load.step_ms,
-          .waiting_tokens = load.waiting_tokens + ours.prefill_tokens,
-          .requests = load.running_requests + load.waiting_requests + ours.requests,
-          .cached_tokens = cached_blocks * facts.block_size,
-          .recent_assignments = ledger_->recent_assignments(link.slot(), now)};
+  return MakeView(link.slot(), link.facts(), link.load(), ledger_->uncommitted(link.slot()),
+                  cached_blocks, ledger_->recent_assignments(link.slot(), now));
 }
 
 std::vector<const WorkerLink*> WorkerRegistry::Serving(const ModelAssets& model,
