@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "ferry/v1/inference.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
@@ -24,6 +27,8 @@ constexpr int kMaxMessageBytes = 64 << 20;
 constexpr int kKeepalivePingMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 10'000;
 constexpr int kMaxReconnectMs = 2'000;
+constexpr int kMaxAttempts = 5;  // gRPC makes no more
+constexpr int kMaxBackoffS = 10;
 // Readiness of a router can only be asked for; this often.
 constexpr absl::Duration kReadyPollInterval = absl::Milliseconds(50);
 constexpr int kMaxSentences = 3;  // about workers, in one error; with many they all say the same
@@ -58,14 +63,88 @@ std::chrono::system_clock::time_point DeadlineIn(absl::Duration timeout) {
          absl::ToChronoMilliseconds(std::min(timeout, absl::Hours(24)));
 }
 
+absl::Status CancelledByCaller() {
+  return absl::CancelledError("the caller cancelled the generation");
+}
+
+// gRPC makes the attempts: it knows whether anything of an answer has come.
+std::string RetryPolicy(const ClientOptions& options) {
+  return absl::StrFormat(
+      R"({"methodConfig": [{"name": [{"service": "ferry.v1.Inference"}], "retryPolicy": {
+          "maxAttempts": %d, "initialBackoff": "%.3fs", "maxBackoff": "%ds", "backoffMultiplier": 2,
+          "retryableStatusCodes": ["UNAVAILABLE"]}}]})",
+      options.max_attempts, absl::ToDoubleSeconds(options.first_backoff), kMaxBackoffS);
+}
+
+class GrpcGeneration final : public RunningGeneration,
+                             private grpc::ClientReadReactor<GenerateResponse> {
+ public:
+  GrpcGeneration(ferry::v1::Inference::Stub& stub, const GenerateRequest& request,
+                 absl::Duration timeout, Client::OnMessage on_message, Client::OnDone on_done)
+      : request_(request), on_message_(std::move(on_message)), on_done_(std::move(on_done)) {
+    context_.set_deadline(DeadlineIn(timeout));
+    stub.async()->Generate(&context_, &request_, this);
+    StartRead(&response_);
+    StartCall();
+  }
+  ~GrpcGeneration() override {
+    Cancel();
+    WaitUntilDone();
+  }
+  void Cancel() override { context_.TryCancel(); }
+  absl::Status Wait() override {
+    WaitUntilDone();
+    return status_;
+  }
+
+ private:
+  void OnReadDone(bool ok) override {
+    if (!ok) return;  // OnDone follows
+    // What arrives after the cancellation is read and dropped.
+    if (!refused_ && !on_message_(response_)) {
+      refused_ = true;
+      context_.TryCancel();
+    }
+    StartRead(&response_);
+  }
+  void OnDone(const grpc::Status& status) override {
+    status_ = refused_ ? CancelledByCaller() : status::FromGrpc(status);
+    on_done_(status_);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    done_ = true;
+    changed_.notify_all();  // under the lock: whoever waits may destroy this
+  }
+  void WaitUntilDone() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return done_; });
+  }
+
+  grpc::ClientContext context_;
+  const GenerateRequest request_;
+  GenerateResponse response_;
+  const Client::OnMessage on_message_;
+  const Client::OnDone on_done_;
+  bool refused_ = false;  // gRPC's callbacks only, which come one at a time
+  absl::Status status_;   // written before done_
+  std::mutex mutex_;      // guards done_
+  std::condition_variable changed_;
+  bool done_ = false;
+};
+
 class GrpcClient final : public Client {
  public:
   GrpcClient(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout)
       : stub_(ferry::v1::Inference::NewStub(std::move(channel))), timeout_(timeout) {}
 
-  absl::Status Generate(const GenerateRequest& request,
-                        const std::function<bool(const GenerateResponse&)>& on_message) override;
-  absl::StatusOr<Completion> Complete(const GenerateRequest& request) override;
+  absl::Status Generate(const GenerateRequest& request, const OnMessage& on_message,
+                        const CallOptions& options) override;
+  std::unique_ptr<RunningGeneration> Start(const GenerateRequest& request, OnMessage on_message,
+                                           OnDone on_done, const CallOptions& options) override {
+    return std::make_unique<GrpcGeneration>(*stub_, request, options.timeout.value_or(timeout_),
+                                            std::move(on_message), std::move(on_done));
+  }
+  absl::StatusOr<Completion> Complete(const GenerateRequest& request,
+                                      const CallOptions& options) override;
   absl::StatusOr<std::vector<uint32_t>> Tokenize(const std::string& model, const std::string& text,
                                                  bool add_special_tokens) override;
   absl::StatusOr<std::string> Detokenize(const std::string& model,
@@ -82,10 +161,10 @@ class GrpcClient final : public Client {
   const absl::Duration timeout_;
 };
 
-absl::Status GrpcClient::Generate(const GenerateRequest& request,
-                                  const std::function<bool(const GenerateResponse&)>& on_message) {
+absl::Status GrpcClient::Generate(const GenerateRequest& request, const OnMessage& on_message,
+                                  const CallOptions& options) {
   grpc::ClientContext context;
-  context.set_deadline(DeadlineIn(timeout_));
+  context.set_deadline(DeadlineIn(options.timeout.value_or(timeout_)));
   const auto reader = stub_->Generate(&context, request);
   GenerateResponse response;
   bool cancelled = false;
@@ -97,14 +176,14 @@ absl::Status GrpcClient::Generate(const GenerateRequest& request,
     }
   }
   const absl::Status status = status::FromGrpc(reader->Finish());
-  if (cancelled) return absl::CancelledError("the caller cancelled the generation");
-  return status;
+  return cancelled ? CancelledByCaller() : status;
 }
 
-absl::StatusOr<Client::Completion> GrpcClient::Complete(const GenerateRequest& request) {
+absl::StatusOr<Client::Completion> GrpcClient::Complete(const GenerateRequest& request,
+                                                        const CallOptions& options) {
   Completion completion;
   bool has_summary = false;
-  RETURN_IF_ERROR(Generate(request, [&](const GenerateResponse& response) {
+  const auto on_message = [&](const GenerateResponse& response) {
     if (response.has_summary()) {
       has_summary = true;
       completion.summary = response.summary();
@@ -117,7 +196,8 @@ absl::StatusOr<Client::Completion> GrpcClient::Complete(const GenerateRequest& r
       completion.finish_reason = response.finish_reason();
     }
     return true;
-  }));
+  };
+  RETURN_IF_ERROR(Generate(request, on_message, options));
   if (!has_summary) return absl::DataLossError("the stream ended without its summary");
   return completion;
 }
@@ -219,8 +299,26 @@ absl::Status GrpcClient::WaitUntilReady(const std::string& model, absl::Duration
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& options) {
+  if (options.address.empty()) return absl::InvalidArgumentError("address is empty");
+  if (options.max_attempts < 1 || options.max_attempts > kMaxAttempts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_attempts is ", options.max_attempts, ", it must be 1 to ", kMaxAttempts));
+  }
+  if (options.first_backoff < absl::Milliseconds(1) ||
+      options.first_backoff > absl::Seconds(kMaxBackoffS)) {
+    return absl::InvalidArgumentError(absl::StrCat("first_backoff is ",
+                                                   absl::FormatDuration(options.first_backoff),
+                                                   ", it must be 1ms to ", kMaxBackoffS, "s"));
+  }
   ASSIGN_OR_RETURN(const auto credentials, MakeCredentials(options));
   grpc::ChannelArguments arguments;
+  if (options.max_attempts > 1) {
+    arguments.SetServiceConfigJSON(RetryPolicy(options));
+    // A request that gRPC cannot keep is not made again; by default it keeps 256 KiB.
+    arguments.SetInt(GRPC_ARG_PER_RPC_RETRY_BUFFER_SIZE, kMaxMessageBytes);
+  } else {
+    arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  }
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxMessageBytes);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepalivePingMs);

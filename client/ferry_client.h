@@ -1,12 +1,19 @@
 // ferry::Client: the C++ SDK.  Talks to a router (or anything that serves ferry.v1.Inference).
 //
-// Thread-safe; one Client may run many generations at a time, each on its caller's thread.
+// A client keeps one connection, which all its calls share; it is made by the first call and again
+// after it broke.  A call that ends UNAVAILABLE before anything has come back is made again, after
+// a pause and within its timeout; what has given a message never is, nor what failed in another
+// way. Errors are the router's own, code and message; where it gave a reason ("QUEUE_FULL", ...),
+// that is the status's payload "ferry/reason".
+//
+// Thread-safe; one Client may run many calls at a time.
 
 #ifndef CLIENT_FERRY_CLIENT_H_
 #define CLIENT_FERRY_CLIENT_H_
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,20 +29,50 @@ struct ClientOptions {
   std::string tls_ca_file = {};    // all three empty: plaintext
   std::string tls_cert_file = {};  // for mutual TLS
   std::string tls_key_file = {};
-  absl::Duration timeout = absl::Seconds(600);  // of a whole generation
+  absl::Duration timeout = absl::Seconds(600);  // of a whole call, all its attempts
+  int max_attempts = 3;                         // 1..5; 1: nothing is tried again
+  absl::Duration first_backoff =
+      absl::Milliseconds(200);  // doubles from attempt to attempt, <= 10 s
+};
+
+struct CallOptions {
+  std::optional<absl::Duration> timeout = {};  // absent: the client's
+};
+
+// A generation under way on the client's own threads; Client::Start gives it.  Thread-safe.
+class RunningGeneration {
+ public:
+  // Cancels what still runs and waits for its end.  REQUIRES: not called by its own callbacks.
+  virtual ~RunningGeneration() = default;
+  // Returns at once; the end follows as kCancelled, unless it came first.
+  virtual void Cancel() = 0;
+  // Waits until the generation has ended and `on_done` has returned; gives what `on_done` got.
+  // REQUIRES: not called by its own callbacks.
+  virtual absl::Status Wait() = 0;
 };
 
 class Client {
  public:
-  // Does not connect yet.  Errors: kInvalidArgument for unreadable TLS files.
+  // Does not connect yet.  Errors: kInvalidArgument for unreadable TLS files or an option out of
+  // its range.
   static absl::StatusOr<std::unique_ptr<Client>> Create(const ClientOptions& options);
   virtual ~Client() = default;
 
-  // Calls `on_message` for every message of the stream, on this thread; it returns false to cancel.
-  // Returns when the stream has ended: OK, or the error the router gave (code, message).
-  virtual absl::Status Generate(
-      const ferry::v1::GenerateRequest& request,
-      const std::function<bool(const ferry::v1::GenerateResponse&)>& on_message) = 0;
+  // Takes a message of the stream; false cancels the generation.
+  using OnMessage = std::function<bool(const ferry::v1::GenerateResponse&)>;
+  using OnDone = std::function<void(const absl::Status&)>;
+
+  // Calls `on_message` for every message of the stream, on this thread.  Returns when the stream
+  // has ended: OK, or the error the router gave.
+  virtual absl::Status Generate(const ferry::v1::GenerateRequest& request,
+                                const OnMessage& on_message, const CallOptions& options = {}) = 0;
+
+  // The same without a thread of the caller's: returns at once, and calls `on_message` and then,
+  // once, `on_done` on threads of gRPC, one at a time.  They must not block: other calls wait
+  // meanwhile. The result may outlive the client.
+  virtual std::unique_ptr<RunningGeneration> Start(const ferry::v1::GenerateRequest& request,
+                                                   OnMessage on_message, OnDone on_done,
+                                                   const CallOptions& options = {}) = 0;
 
   // The whole text of branch 0 at once, and the summary.
   struct Completion {
@@ -44,7 +81,8 @@ class Client {
     ferry::v1::FinishReason finish_reason = ferry::v1::FINISH_REASON_UNSPECIFIED;
     ferry::v1::GenerateSummary summary;
   };
-  virtual absl::StatusOr<Completion> Complete(const ferry::v1::GenerateRequest& request) = 0;
+  virtual absl::StatusOr<Completion> Complete(const ferry::v1::GenerateRequest& request,
+                                              const CallOptions& options = {}) = 0;
 
   virtual absl::StatusOr<std::vector<uint32_t>> Tokenize(const std::string& model,
                                                          const std::string& text,

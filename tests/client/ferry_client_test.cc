@@ -1,7 +1,9 @@
 #include "client/ferry_client.h"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,6 +26,20 @@ class FakeInference final : public ferry::v1::Inference::Service {
  public:
   grpc::Status Generate(grpc::ServerContext* context, const GenerateRequest* request,
                         grpc::ServerWriter<GenerateResponse>* writer) override {
+    ++num_calls_;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      peers_.insert(context->peer());
+    }
+    if (num_unavailable_.fetch_sub(1) > 0) {
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "no worker");
+    }
+    if (request->text() == "dies") {
+      GenerateResponse response;
+      response.set_text("first");
+      writer->Write(response);
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the worker died");
+    }
     if (request->text() == "full") {
       return status::ToGrpc(
           status::WithReason(absl::ResourceExhaustedError("queue full"), status::kQueueFull));
@@ -54,6 +70,9 @@ class FakeInference final : public ferry::v1::Inference::Service {
   }
   grpc::Status Tokenize(grpc::ServerContext*, const ferry::v1::TokenizeRequest* request,
                         ferry::v1::TokenizeResponse* response) override {
+    if (num_unavailable_.fetch_sub(1) > 0) {
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "no worker");
+    }
     if (request->model() != "m") return grpc::Status(grpc::StatusCode::NOT_FOUND, "no such model");
     if (request->add_special_tokens()) response->add_ids(0);
     for (const char c : request->text()) response->add_ids(static_cast<uint8_t>(c));
@@ -82,13 +101,20 @@ class FakeInference final : public ferry::v1::Inference::Service {
     const std::lock_guard<std::mutex> lock(mutex_);
     return saw_cancellation_;
   }
+  size_t num_peers() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return peers_.size();
+  }
   std::atomic<bool> never_ready_{false};
   std::atomic<bool> misfits_{false};
+  std::atomic<int> num_unavailable_{0};  // so many calls fail before one is answered
+  std::atomic<int> num_calls_{0};        // of Generate
 
  private:
   std::atomic<int> num_lists_{0};
-  std::mutex mutex_;  // guards saw_cancellation_
+  std::mutex mutex_;  // guards the fields below
   bool saw_cancellation_ = false;
+  std::set<std::string> peers_;  // addresses that Generate was called from
 };
 
 class FerryClientTest : public testing::Test {
@@ -97,10 +123,16 @@ class FerryClientTest : public testing::Test {
     auto server = service::GrpcServer::Start("127.0.0.1:0", {}, {&inference_});
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    auto client = Client::Create(
-        {.address = absl::StrCat("127.0.0.1:", server_->port()), .timeout = absl::Seconds(30)});
-    ASSERT_TRUE(client.ok()) << client.status();
-    client_ = *std::move(client);
+    client_ = NewClient({});
+    ASSERT_NE(client_, nullptr);
+  }
+  std::unique_ptr<Client> NewClient(ClientOptions options) const {
+    options.address = absl::StrCat("127.0.0.1:", server_->port());
+    options.timeout = std::min(options.timeout, absl::Seconds(60));
+    options.first_backoff = absl::Milliseconds(2);
+    auto client = Client::Create(options);
+    EXPECT_TRUE(client.ok()) << client.status();
+    return client.ok() ? *std::move(client) : nullptr;
   }
   static GenerateRequest Request(const std::string& text) {
     GenerateRequest request;
@@ -160,11 +192,119 @@ TEST_F(FerryClientTest, ReturningFalseCancels) {
 }
 
 TEST_F(FerryClientTest, TimeoutEndsAGeneration) {
-  const auto hasty = Client::Create(
-      {.address = absl::StrCat("127.0.0.1:", server_->port()), .timeout = absl::Milliseconds(200)});
-  ASSERT_TRUE(hasty.ok());
-  EXPECT_EQ((*hasty)->Complete(Request("endless")).status().code(),
+  const auto hasty = NewClient({.timeout = absl::Milliseconds(200)});
+  EXPECT_EQ(hasty->Complete(Request("endless")).status().code(),
             absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(
+      client_->Complete(Request("endless"), {.timeout = absl::Milliseconds(200)}).status().code(),
+      absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(hasty->Complete(Request("go"), {.timeout = absl::Seconds(60)}).ok());
+}
+
+TEST_F(FerryClientTest, StartGivesEveryMessageAndThenTheEnd) {
+  std::string text;
+  int num_ends = 0;
+  const auto running = client_->Start(
+      Request("go"),
+      [&](const GenerateResponse& response) {
+        EXPECT_EQ(num_ends, 0);
+        text += response.text();
+        return true;
+      },
+      [&](const absl::Status& status) {
+        EXPECT_TRUE(status.ok()) << status;
+        ++num_ends;
+      });
+  EXPECT_TRUE(running->Wait().ok());
+  EXPECT_EQ(text, "0:0 1:0 0:1 1:1 0:2 1:2 ");
+  EXPECT_EQ(num_ends, 1);
+  running->Cancel();  // too late: the end stays
+  EXPECT_TRUE(running->Wait().ok());
+}
+
+TEST_F(FerryClientTest, WhatWasStartedCanBeCancelledFromAnywhere) {
+  const auto ignore = [](const GenerateResponse&) { return true; };
+  absl::Status end;
+  const auto keep_end = [&](const absl::Status& status) { end = status; };
+  auto running = client_->Start(Request("endless"), ignore, keep_end);
+  running->Cancel();
+  EXPECT_EQ(running->Wait().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(end.code(), absl::StatusCode::kCancelled);
+
+  // By its first message.
+  running = client_->Start(
+      Request("endless"), [](const GenerateResponse&) { return false; }, keep_end);
+  EXPECT_EQ(running->Wait().message(), "the caller cancelled the generation");
+
+  // By letting it go; it may outlive its client.
+  running = client_->Start(Request("endless"), ignore, keep_end);
+  client_.reset();
+  end = absl::OkStatus();
+  running.reset();
+  EXPECT_EQ(end.code(), absl::StatusCode::kCancelled);
+}
+
+TEST_F(FerryClientTest, AStartedGenerationKeepsItsTimeout) {
+  const auto running = client_->Start(
+      Request("endless"), [](const GenerateResponse&) { return true; }, [](const absl::Status&) {},
+      {.timeout = absl::Milliseconds(200)});
+  EXPECT_EQ(running->Wait().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(FerryClientTest, UnavailableIsTriedAgain) {
+  inference_.num_unavailable_ = 2;
+  const auto completion = client_->Complete(Request("go"));
+  ASSERT_TRUE(completion.ok()) << completion.status();
+  EXPECT_EQ(completion->text, "0:0 0:1 0:2 ");
+  EXPECT_EQ(inference_.num_calls_, 3);
+  inference_.num_unavailable_ = 2;
+  EXPECT_TRUE(client_->Tokenize("m", "ab", true).ok());
+  inference_.num_unavailable_ = 2;
+  const auto running = client_->Start(
+      Request("go"), [](const GenerateResponse&) { return true; }, [](const absl::Status&) {});
+  EXPECT_TRUE(running->Wait().ok());
+  EXPECT_EQ(inference_.num_calls_, 6);
+}
+
+TEST_F(FerryClientTest, ALongPromptIsTriedAgainToo) {
+  inference_.num_unavailable_ = 2;
+  GenerateRequest request;
+  for (uint32_t i = 0; i < 1'000'000; ++i) request.mutable_tokens()->add_ids(i);
+  EXPECT_TRUE(client_->Complete(request).ok());
+  EXPECT_EQ(inference_.num_calls_, 3);
+}
+
+TEST_F(FerryClientTest, AttemptsAreBounded) {
+  inference_.num_unavailable_ = 1000;
+  EXPECT_EQ(client_->Complete(Request("go")).status(), absl::UnavailableError("no worker"));
+  EXPECT_EQ(inference_.num_calls_, 3);
+  EXPECT_EQ(NewClient({.max_attempts = 5})->Complete(Request("go")).status().code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(inference_.num_calls_, 8);
+  EXPECT_EQ(NewClient({.max_attempts = 1})->Complete(Request("go")).status().code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(inference_.num_calls_, 9);
+}
+
+TEST_F(FerryClientTest, NothingIsTriedAgainAfterAMessageOrAnotherError) {
+  std::string text;
+  const absl::Status status = client_->Generate(Request("dies"), [&](const auto& response) {
+    text += response.text();
+    return true;
+  });
+  EXPECT_EQ(status, absl::UnavailableError("the worker died"));
+  EXPECT_EQ(text, "first");
+  EXPECT_EQ(inference_.num_calls_, 1);
+  EXPECT_EQ(client_->Complete(Request("full")).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(inference_.num_calls_, 2);
+}
+
+TEST_F(FerryClientTest, CallsShareOneConnection) {
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(client_->Complete(Request("go")).ok());
+  EXPECT_EQ(inference_.num_peers(), 1u);
+  EXPECT_TRUE(NewClient({})->Complete(Request("go")).ok());
+  EXPECT_EQ(inference_.num_peers(), 2u) << "another client has its own";
 }
 
 TEST_F(FerryClientTest, TokenizeAndDetokenize) {
@@ -218,6 +358,19 @@ TEST(FerryClientWithoutServerTest, NobodyListens) {
   EXPECT_EQ((*client)->ListModels().status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ((*client)->WaitUntilReady("", absl::Milliseconds(300)).message(),
             "not ready after 300ms: the router does not answer");
+}
+
+TEST(FerryClientWithoutServerTest, OptionsOutOfRange) {
+  const auto said = [](const ClientOptions& options) {
+    return std::string(Client::Create(options).status().message());
+  };
+  EXPECT_EQ(said({}), "address is empty");
+  EXPECT_EQ(said({.address = "a:1", .max_attempts = 0}), "max_attempts is 0, it must be 1 to 5");
+  EXPECT_EQ(said({.address = "a:1", .max_attempts = 6}), "max_attempts is 6, it must be 1 to 5");
+  EXPECT_EQ(said({.address = "a:1", .first_backoff = absl::ZeroDuration()}),
+            "first_backoff is 0, it must be 1ms to 10s");
+  EXPECT_EQ(said({.address = "a:1", .first_backoff = absl::Seconds(11)}),
+            "first_backoff is 11s, it must be 1ms to 10s");
 }
 
 TEST(FerryClientWithoutServerTest, UnreadableTlsFiles) {
