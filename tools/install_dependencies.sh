@@ -3,7 +3,7 @@
 set -euo pipefail
 
 packages=(
-  build-essential cmake ninja-build pkg-config ccache mold clang libclang-rt-14-dev python3 xz-utils openssl
+  build-essential cmake ninja-build pkg-config ccache mold clang libclang-rt-14-dev python3 python3-venv xz-utils openssl
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev libssl-dev
   libucx-dev ucx-utils prometheus-cpp-dev nlohmann-json3-dev libpcre2-dev libspdlog-dev libcli11-dev
   libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev python3-jinja2
