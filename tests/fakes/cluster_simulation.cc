@@ -8,8 +8,10 @@
 namespace router {
 namespace {
 
-// Of the cache from a prefill worker: what the policy assumes too.
+// Of the cache from a prefill worker, as the policy assumes it: while the prompt is computed its
+// blocks travel, and the last chunk after it.
 constexpr double kTransferBytesPerSecond = 2e9;
+constexpr int32_t kLastChunkTokens = 512;
 constexpr absl::Duration kTransferStart = absl::Milliseconds(1);
 
 bool NothingBlocked(int32_t, int32_t) { return false; }
@@ -185,8 +187,9 @@ void ClusterSimulation::OnComputed(WorkerSlot slot) {
   }
   const SimulatedWorker& decode = *workers_[placement.decode];
   const WorkerFacts& facts = decode.model().facts;
-  const double tokens = prompt.tokens - decode.Cached(prompt) * facts.block_size;
-  const double bytes = tokens * facts.block_bytes / facts.block_size;
+  const int32_t tokens =
+      std::min(kLastChunkTokens, prompt.tokens - decode.Cached(prompt) * facts.block_size);
+  const double bytes = static_cast<double>(tokens) * facts.block_bytes / facts.block_size;
   At(now_ + kTransferStart + absl::Seconds(bytes / kTransferBytesPerSecond),
      [this, id] { Decode(id); });
   routers_[requests_[id].router]->ledger.Release(placement.prefill_charge);

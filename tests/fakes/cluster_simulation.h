@@ -53,7 +53,7 @@ class ClusterSimulation final {
     PolicyOptions policy = {};
     int num_routers = 1;
     uint64_t seed = 1;
-    absl::Duration report_period = absl::Seconds(1);
+    absl::Duration report_period = absl::Milliseconds(50);
     absl::Duration event_delay = absl::Milliseconds(5);
     // Off: the routers forget what they have just decided, and see reports alone.
     bool charge = true;
