@@ -11,6 +11,7 @@
 #include "cli/bench_command.h"
 #include "cli/demo_command.h"
 #include "cli/generate_command.h"
+#include "cli/health_command.h"
 #include "cli/inspect_command.h"
 #include "cli/parity_command.h"
 #include "cli/serve_command.h"
@@ -25,6 +26,7 @@ void AddCommands(CLI::App& app, absl::Status* result) {
   cli::AddBenchCommand(app, result);
   cli::AddDemoCommand(app, result);
   cli::AddGenerateCommand(app, result);
+  cli::AddHealthCommand(app, result);
   cli::AddInspectCommand(app, result);
   cli::AddParityCommand(app, result);
   cli::AddServeCommand(app, result);

@@ -14,6 +14,10 @@ trap 'kill -9 $serve 2>/dev/null || true; rm -r "$dir"' EXIT
 read -r -u 3 line || { cat "$dir/log"; exit 1; }
 echo "$line"
 [[ $line == "serving ${model##*/} at "* ]]
+"$ferry" health --address "${line##* }" | grep -qx "readiness serving"
+"$ferry" health --address "${line##* }" --service ferry.v1.Inference > "/dev/null"
+said=$("$ferry" health --address "${line##* }" --service nobody 2>&1) && { echo "nobody serves"; exit 1; }
+grep -q "^ferry: " <<< "$said" || { echo "health of nobody says: $said"; exit 1; }
 flags=(--prompt "$prompt" --max_tokens 60)
 for sampling in "--temperature 0" "--temperature 0.7 --seed 5"; do
   # shellcheck disable=SC2086
