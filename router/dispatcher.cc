@@ -143,6 +143,7 @@ Decision Dispatcher::Decide(Waiting* waiting, std::vector<WorkerView>* views, ab
 int64_t Dispatcher::LargestCache(const ModelAssets& model) const {
   int64_t largest = 0;
   for (WorkerSlot slot = 0; slot < registry_->num_workers(); ++slot) {
+    if (registry_->link(slot).state() == LinkState::kGone) continue;
     const WorkerFacts& facts = registry_->link(slot).facts();
     if (facts.epoch.empty()) return std::numeric_limits<int64_t>::max();
     if (facts.model != model.name || facts.role == LinkRole::kPrefill) continue;

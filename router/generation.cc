@@ -100,6 +100,12 @@ void Generation::OnClientGone() {
   End(absl::CancelledError(absl::StrCat("the client has gone, ", PhaseName(phase_))));
 }
 
+bool Generation::Needs(WorkerSlot slot) const {
+  if (held_at == slot) return true;
+  if (phase_ == Phase::kQueued || phase_ == Phase::kEnded) return false;
+  return placement_.decode == slot || placement_.prefill == slot;
+}
+
 void Generation::OnUnplaceable(const absl::Status& status) {
   if (held_at >= 0) {
     // No decode worker for the blocks where they are; computed elsewhere there may be one.

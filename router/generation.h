@@ -77,6 +77,8 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   void Abort(const absl::Status& status) { End(status); }
 
   const std::string& request_id() const { return prepared_.request_id; }
+  // Runs at the worker, or is about to.
+  bool Needs(WorkerSlot slot) const;
 
  private:
   enum class Phase { kQueued, kDispatched, kPrefilling, kDecoding, kFinishing, kEnded };

@@ -55,7 +55,9 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
   add("--model_assets", options->model_assets,
       "[NAME=]DIR with config.json, tokenizer.json, generation_config.json; repeatable; required")
       ->delimiter(',');
-  add("--workers", options->workers, "host:port,... of prefill and decode workers; required")
+  add("--workers", options->workers,
+      "prefill and decode workers, comma-separated, each host:port; dns:///name:port: a worker at "
+      "every address of the name; dns:///_service._proto.name: one at every SRV record; required")
       ->delimiter(',');
   add("--policy", options->policy, "cost, least_load or round_robin");
   add("--hash_seed", options->hash_seed, "seed of block hashes; the same in the whole system")
@@ -84,6 +86,8 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
   service::AddSecondsFlag(app, "--worker_wait_s", &options->worker_wait,
                           "how long a request that no other worker can serve waits for one that is "
                           "away");
+  service::AddSecondsFlag(app, "--dns_refresh_s", &options->dns_refresh,
+                          "period of look-ups of the names in --workers");
   service::AddSecondsFlag(app, "--drain_limit_s", &options->drain_limit,
                           "how long running requests may go on after SIGTERM");
 }

@@ -142,6 +142,13 @@ class PrometheusMetrics final : public RouterMetrics {
     current = gauge;
     gauge->Set(1);
   }
+  void ForgetWorker(const std::string& worker) override {
+    std::lock_guard lock(mutex_);
+    const auto it = current_state_.find(worker);
+    if (it == current_state_.end()) return;
+    worker_state_.Remove(it->second);
+    current_state_.erase(it);
+  }
   void SetConfigSeconds(const std::string& name, absl::Duration value) override {
     config_.Add({{"name", name}}).Set(absl::ToDoubleSeconds(value));
   }

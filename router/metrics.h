@@ -62,6 +62,8 @@ class RouterMetrics {
   // 1 for the worker's state; the one it had before disappears.
   virtual void SetWorkerState(const std::string& worker, const std::string& role,
                               const std::string& state) = 0;
+  // It has been removed: nothing is said of it any more.
+  virtual void ForgetWorker(const std::string& worker) = 0;
   virtual void SetConfigSeconds(const std::string& name, absl::Duration value) = 0;
 };
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "router/worker_name.h"
 #include "service/listen_address.h"
 
 namespace router {
@@ -22,9 +23,8 @@ absl::Status RouterOptions::Validate() const {
   require(!workers.empty(), "--workers is missing");
   std::set<std::string> seen;
   for (const std::string& worker : workers) {
-    const auto parsed = service::ParseListenAddress(worker);
-    require(parsed.ok() && parsed->port > 0, "--workers: \"", worker,
-            "\" is not host:port with a port of 1 to 65535");
+    const auto parsed = ParseWorkerName(worker);
+    require(parsed.ok(), "--workers: ", std::string(parsed.status().message()));
     require(seen.insert(worker).second, "--workers: ", worker, " is named twice");
   }
   require(policy == "cost" || policy == "least_load" || policy == "round_robin", "--policy: \"",
@@ -40,7 +40,8 @@ absl::Status RouterOptions::Validate() const {
   for (const auto& [flag, duration] :
        {std::pair{"--default_deadline_s", default_deadline},
         std::pair{"--stream_idle_s", stream_idle}, std::pair{"--heartbeat_s", heartbeat},
-        std::pair{"--worker_wait_s", worker_wait}, std::pair{"--drain_limit_s", drain_limit}}) {
+        std::pair{"--worker_wait_s", worker_wait}, std::pair{"--drain_limit_s", drain_limit},
+        std::pair{"--dns_refresh_s", dns_refresh}}) {
     require(duration > absl::ZeroDuration(), flag, ": ", absl::FormatDuration(duration),
             " is not positive");
   }

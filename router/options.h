@@ -20,7 +20,7 @@ struct RouterOptions {
   std::string port_file;                     // --port_file
   std::vector<std::string> model_assets;  // --model_assets [NAME=]DIR, repeatable: tokenizer.json,
                                           // config.json, generation_config.json
-  std::vector<std::string> workers;       // --workers host:port,... (roles are learned by GetInfo)
+  std::vector<std::string> workers;       // --workers (WorkerName; roles are learned by GetInfo)
   std::string policy = "cost";            // --policy cost|least_load|round_robin
   uint64_t hash_seed = 0;                 // --hash_seed
   int32_t max_queue = 4096;               // --max_queue requests waiting for a worker
@@ -34,6 +34,7 @@ struct RouterOptions {
   absl::Duration heartbeat = absl::Seconds(1);           // --heartbeat_s; 5 missed: dead
   absl::Duration worker_wait = absl::Seconds(30);   // --worker_wait_s for a worker that is away
   absl::Duration drain_limit = absl::Seconds(120);  // --drain_limit_s
+  absl::Duration dns_refresh = absl::Seconds(5);    // --dns_refresh_s: names in --workers
   service::TlsOptions tls;
   service::LogOptions log;
 

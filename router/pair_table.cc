@@ -2,24 +2,31 @@
 
 namespace router {
 
-PairTable::PairTable(int32_t num_workers)
-    : workers_(num_workers), why_(static_cast<size_t>(num_workers) * num_workers) {}
+const std::string& PairTable::why(WorkerSlot prefill, WorkerSlot decode) const {
+  static const auto* const fits = new std::string();
+  const auto it = why_.find(std::pair(prefill, decode));
+  return it == why_.end() ? *fits : it->second;
+}
 
 bool PairTable::Update(WorkerSlot slot, const Worker& worker) {
+  if (slot >= static_cast<WorkerSlot>(workers_.size())) workers_.resize(slot + 1);
   if (worker.epoch == workers_[slot].epoch) return false;
   workers_[slot] = worker;
+  absl::erase_if(why_, [slot](const auto& entry) {
+    return entry.first.first == slot || entry.first.second == slot;
+  });
+  if (worker.epoch.empty()) return true;
   const auto num_workers = static_cast<WorkerSlot>(workers_.size());
   for (WorkerSlot other = 0; other < num_workers; ++other) {
-    why_[slot * workers_.size() + other].clear();
-    why_[other * workers_.size() + slot].clear();
     const Worker& peer = workers_[other];
     if (peer.epoch.empty() || peer.model != worker.model || peer.is_prefill == worker.is_prefill) {
       continue;
     }
     const WorkerSlot prefill = worker.is_prefill ? slot : other;
     const WorkerSlot decode = worker.is_prefill ? other : slot;
-    why_[prefill * workers_.size() + decode] = std::string(
-        pairing::CheckPair(workers_[prefill].profile, workers_[decode].profile).message());
+    const absl::Status fits =
+        pairing::CheckPair(workers_[prefill].profile, workers_[decode].profile);
+    if (!fits.ok()) why_[std::pair(prefill, decode)] = std::string(fits.message());
   }
   return true;
 }
@@ -29,7 +36,7 @@ bool PairTable::Mark(WorkerSlot prefill, const std::string& prefill_epoch, Worke
   if (workers_[prefill].epoch != prefill_epoch || workers_[decode].epoch != decode_epoch) {
     return false;
   }
-  why_[prefill * workers_.size() + decode] = why.empty() ? "a try has failed" : why;
+  why_[std::pair(prefill, decode)] = why.empty() ? "a try has failed" : why;
   return true;
 }
 

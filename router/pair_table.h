@@ -9,8 +9,10 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "pairing/pair_check.h"
 #include "router/prefix_index.h"
 
@@ -26,9 +28,8 @@ class PairTable final {
     pairing::Profile profile;
   };
 
-  explicit PairTable(int32_t num_workers);
-
-  // Who is at `slot` now.  The same epoch again changes nothing.  Returns whether it is a new one.
+  // Who is at `slot` now; a default Worker: nobody.  The same epoch again changes nothing.  Returns
+  // whether it is a new one.
   bool Update(WorkerSlot slot, const Worker& worker);
 
   // A try has shown that the two do not fit.  False if either is no longer that process.
@@ -36,14 +37,13 @@ class PairTable final {
             const std::string& decode_epoch, const std::string& why);
 
   // Why blocks of `prefill` cannot go to `decode`, with the values of both; empty if they can.
-  const std::string& why(WorkerSlot prefill, WorkerSlot decode) const {
-    return why_[prefill * workers_.size() + decode];
-  }
+  const std::string& why(WorkerSlot prefill, WorkerSlot decode) const;
   bool fits(WorkerSlot prefill, WorkerSlot decode) const { return why(prefill, decode).empty(); }
 
  private:
-  std::vector<Worker> workers_;   // by slot
-  std::vector<std::string> why_;  // by prefill slot, then decode slot
+  std::vector<Worker> workers_;  // by slot
+  // Of pairs that do not fit, by prefill and decode slot.
+  absl::flat_hash_map<std::pair<WorkerSlot, WorkerSlot>, std::string> why_;
 };
 
 }  // namespace router

@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,15 +24,26 @@ Policy PolicyOf(const std::string& name) {
 Router::Router(const RouterOptions& options, std::vector<std::unique_ptr<ModelAssets>> models,
                prometheus::Registry* metrics)
     : default_deadline_(options.default_deadline),
+      name_period_(options.dns_refresh),
       models_(std::move(models)),
       metrics_(RouterMetrics::Create(metrics)),
       worker_calls_(std::make_shared<OutstandingCalls>()),
       client_calls_(std::make_shared<OutstandingCalls>()),
       index_({.stale_after = 5 * options.heartbeat}) {
-  const WorkerRegistry::Options registry_options = {.addresses = options.workers,
-                                                    .tls = options.tls,
-                                                    .heartbeat = options.heartbeat,
-                                                    .hash_seed = options.hash_seed};
+  WorkerRegistry::Options registry_options = {.addresses = {},
+                                              .names = {},
+                                              .tls = options.tls,
+                                              .heartbeat = options.heartbeat,
+                                              .hash_seed = options.hash_seed};
+  for (const std::string& text : options.workers) {
+    WorkerName name = *ParseWorkerName(text);  // checked by Validate
+    if (name.kind == WorkerName::Kind::kAddress) {
+      registry_options.addresses.push_back(text);
+    } else {
+      registry_options.names.push_back(text);
+      names_.push_back(std::move(name));
+    }
+  }
   registry_ = std::make_unique<WorkerRegistry>(registry_options, &models_, &loop_, worker_calls_,
                                                &index_, &ledger_);
   const Dispatcher::Options dispatcher_options = {
@@ -69,6 +81,10 @@ void Router::Start(std::function<void(bool)> on_ready) {
                      });
     WriteGauges();
   });
+  name_watch_ = std::make_unique<NameWatch>(
+      names_, name_period_, [this](size_t name, NameWatch::Found found) {
+        loop_.Post([this, name, found = std::move(found)] { registry_->SetFound(name, found); });
+      });
 }
 
 absl::Status Router::Submit(int64_t number, PreparedRequest request,
@@ -118,7 +134,16 @@ void Router::OnWorkerLost(WorkerSlot slot, const std::string& epoch, const absl:
   for (auto& [number, generation] : generations_) generation->OnWorkerLost(slot, epoch, cause);
 }
 
+void Router::RemoveLeftWorkers() {
+  const auto needed = [this](WorkerSlot slot) {
+    return std::any_of(generations_.begin(), generations_.end(),
+                       [slot](const auto& entry) { return entry.second->Needs(slot); });
+  };
+  for (const std::string& worker : registry_->RemoveLeft(needed)) metrics_->ForgetWorker(worker);
+}
+
 void Router::WriteGauges() {
+  RemoveLeftWorkers();
   metrics_->SetQueue(dispatcher_->queue().num_requests(), dispatcher_->queue().num_bytes());
   metrics_->SetRunning(static_cast<int64_t>(generations_.size()));
   metrics_->SetIndex({.entries = static_cast<int64_t>(index_.num_entries()),
@@ -129,6 +154,7 @@ void Router::WriteGauges() {
                       .untrusted_workers = index_.num_untrusted(EventLoop::Now())});
   for (WorkerSlot slot = 0; slot < registry_->num_workers(); ++slot) {
     const WorkerLink& link = registry_->link(slot);
+    if (link.state() == LinkState::kGone) continue;
     metrics_->SetWorkerState(link.address(), LinkRoleName(link.facts().role),
                              LinkStateName(link.state()));
   }
@@ -143,6 +169,7 @@ void Router::AbortAll(const absl::Status& status) {
 
 void Router::Stop() {
   if (std::exchange(stopped_, true)) return;
+  name_watch_.reset();
   AbortAll(absl::UnavailableError("the router is shutting down"));
   loop_.Run([this] {
     registry_->Stop();

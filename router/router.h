@@ -19,6 +19,7 @@
 #include "router/generation.h"
 #include "router/load_ledger.h"
 #include "router/metrics.h"
+#include "router/name_watch.h"
 #include "router/options.h"
 #include "router/prefix_index.h"
 #include "router/request.h"
@@ -73,9 +74,12 @@ class Router final {
  private:
   void OnWorkersChanged();
   void OnWorkerLost(WorkerSlot slot, const std::string& epoch, const absl::Status& cause);
+  void RemoveLeftWorkers();
   void WriteGauges();
 
   const absl::Duration default_deadline_;
+  const absl::Duration name_period_;
+  std::vector<WorkerName> names_;  // of workers, to be looked up
   const ServedModels models_;
   const std::unique_ptr<RouterMetrics> metrics_;
   std::atomic<bool> draining_{false};
@@ -86,6 +90,7 @@ class Router final {
 
   EventLoop loop_;
   bool stopped_ = false;
+  std::unique_ptr<NameWatch> name_watch_;
   // All below belong to the loop's thread.
   PrefixIndex index_;
   LoadLedger ledger_;

@@ -117,6 +117,8 @@ const char* LinkStateName(LinkState state) {
       return "suspect";
     case LinkState::kDead:
       return "dead";
+    case LinkState::kGone:
+      return "gone";
   }
   return "unknown";
 }
@@ -139,6 +141,33 @@ void WorkerLink::Start() { Connect(); }
 void WorkerLink::Stop() {
   stopped_ = true;
   CloseStreams();
+}
+
+void WorkerLink::Leave() {
+  leaving_ = true;
+  SetAvailability();
+}
+
+void WorkerLink::Stay() {
+  leaving_ = false;
+  SetAvailability();
+}
+
+void WorkerLink::SetAvailability() {
+  if (state_ != LinkState::kServing && state_ != LinkState::kDraining) return;
+  const LinkState state =
+      leaving_ || reports_draining_ ? LinkState::kDraining : LinkState::kServing;
+  if (state == state_) return;
+  SetState(state);
+  listener_->OnWorkerChanged(this);
+}
+
+void WorkerLink::Remove() {
+  Stop();
+  facts_ = WorkerFacts();
+  load_ = WorkerLoad();
+  trouble_ = absl::OkStatus();
+  SetState(LinkState::kGone);
 }
 
 void WorkerLink::CloseStreams() {
@@ -218,8 +247,8 @@ void WorkerLink::OnLoad(const ferry::v1::LoadReport& report) {
   load_ = LoadOf(report);
   last_report_ = loop_->AwakeNow();
   const LinkState before = state_;
-  SetState(report.state() == ferry::v1::WORKER_STATE_DRAINING ? LinkState::kDraining
-                                                              : LinkState::kServing);
+  reports_draining_ = report.state() == ferry::v1::WORKER_STATE_DRAINING;
+  SetState(leaving_ || reports_draining_ ? LinkState::kDraining : LinkState::kServing);
   load_stream_->ReadNext();
   listener_->OnLoadReport(this);
   if (before != state_) listener_->OnWorkerChanged(this);

@@ -7,6 +7,9 @@
 //                     └──── back-off ──── suspect ── 5 missed, or GetInfo failed ──► dead ──
 //                     back-off ─►
 //
+// A worker whose name no longer leads to this address leaves: as if it drained, whatever it says
+// itself; what runs there goes on.  Then the link is removed: gone, for good.
+//
 // A process that comes back under another epoch is another worker: the listener hears that the old
 // one is dead before anything of the new one is seen.
 //
@@ -28,7 +31,7 @@
 
 namespace router {
 
-enum class LinkState { kConnecting, kServing, kDraining, kSuspect, kDead };
+enum class LinkState { kConnecting, kServing, kDraining, kSuspect, kDead, kGone };
 const char* LinkStateName(LinkState state);
 
 class WorkerLink final {
@@ -60,6 +63,13 @@ class WorkerLink final {
   // Closes every stream; nothing is reported any more.
   void Stop();
 
+  // Nothing new goes there, until it may stay.
+  void Leave();
+  void Stay();
+  bool leaving() const { return leaving_; }
+  // Stops; nobody is known there any more.  REQUIRES: nothing of ours runs there.
+  void Remove();
+
   WorkerSlot slot() const { return slot_; }
   const std::string& address() const { return options_.address; }
   LinkState state() const { return state_; }
@@ -83,6 +93,8 @@ class WorkerLink final {
   void ReconnectLater();
   void CheckHeartbeat();
   void SetState(LinkState state);
+  // Serving or draining, as it is now.
+  void SetAvailability();
   void CloseStreams();
 
   const WorkerSlot slot_;
@@ -94,7 +106,9 @@ class WorkerLink final {
 
   LinkState state_ = LinkState::kConnecting;
   bool stopped_ = false;
-  WorkerFacts facts_;  // epoch empty: nobody known
+  bool leaving_ = false;
+  bool reports_draining_ = false;  // the worker itself
+  WorkerFacts facts_;              // epoch empty: nobody known
   WorkerLoad load_;
   absl::Status trouble_;
   absl::Time last_report_ = absl::InfinitePast();  // the loop's AwakeNow

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "service/process.h"
@@ -14,15 +15,34 @@ namespace router {
 WorkerRegistry::WorkerRegistry(const Options& options, const ServedModels* models, EventLoop* loop,
                                std::shared_ptr<OutstandingCalls> outstanding, PrefixIndex* index,
                                LoadLedger* ledger)
-    : models_(models), ledger_(ledger), pairs_(static_cast<int32_t>(options.addresses.size())) {
-  for (const std::string& address : options.addresses) {
-    const WorkerLink::Options link_options = {.address = address,
-                                              .tls = options.tls,
-                                              .heartbeat = options.heartbeat,
-                                              .hash_seed = options.hash_seed};
-    links_.push_back(std::make_unique<WorkerLink>(static_cast<WorkerSlot>(links_.size()),
-                                                  link_options, loop, outstanding, index, this));
+    : options_(options),
+      models_(models),
+      loop_(loop),
+      outstanding_(std::move(outstanding)),
+      index_(index),
+      ledger_(ledger) {
+  for (const std::string& address : options.addresses) Add(address);
+  for (const std::string& name : options.names) {
+    names_.push_back(
+        {.text = name,
+         .addresses = {},
+         .trouble = absl::UnavailableError(absl::StrCat(name, " has not been looked up yet"))});
   }
+}
+
+WorkerLink* WorkerRegistry::Add(const std::string& address) {
+  const auto empty = std::find_if(links_.begin(), links_.end(), [](const auto& link) {
+    return link->state() == LinkState::kGone;
+  });
+  const auto slot = static_cast<WorkerSlot>(empty - links_.begin());
+  if (empty == links_.end()) links_.emplace_back();
+  const WorkerLink::Options link_options = {.address = address,
+                                            .tls = options_.tls,
+                                            .heartbeat = options_.heartbeat,
+                                            .hash_seed = options_.hash_seed};
+  links_[slot] =
+      std::make_unique<WorkerLink>(slot, link_options, loop_, outstanding_, index_, this);
+  return links_[slot].get();
 }
 
 void WorkerRegistry::Start(
@@ -37,9 +57,87 @@ void WorkerRegistry::Stop() {
   for (const auto& link : links_) link->Stop();
 }
 
+void WorkerRegistry::SetFound(size_t name,
+                              const absl::StatusOr<std::vector<std::string>>& addresses) {
+  Name& changed = names_[name];
+  if (addresses.status() != changed.trouble) {
+    const bool ok = addresses.ok();
+    spdlog::log(ok ? spdlog::level::info : spdlog::level::warn, "workers={} {}", changed.text,
+                ok ? absl::StrCat("found=", addresses->size())
+                   : absl::StrCat("unknown cause=",
+                                  service::LogValue(std::string(addresses.status().message()))));
+  }
+  changed.trouble = addresses.status();
+  if (addresses.ok()) {
+    changed.addresses = {addresses->begin(), addresses->end()};
+  } else if (absl::IsNotFound(addresses.status())) {
+    for (const auto& link : links_) {
+      if (link->state() != LinkState::kServing) changed.addresses.erase(link->address());
+    }
+  } else {
+    return;
+  }
+
+  absl::flat_hash_set<std::string> wanted(options_.addresses.begin(), options_.addresses.end());
+  for (const Name& one : names_) wanted.insert(one.addresses.begin(), one.addresses.end());
+  for (const auto& link : links_) {
+    if (link->state() == LinkState::kGone) continue;
+    if (wanted.erase(link->address()) > 0) {
+      if (!link->leaving()) continue;
+      spdlog::info("worker={} stays", link->address());
+      link->Stay();
+    } else if (!link->leaving()) {
+      spdlog::info("worker={} leaves", link->address());
+      link->Leave();
+    }
+  }
+  for (const std::string& address : wanted) {
+    spdlog::info("worker={} found name={}", address, changed.text);
+    Add(address)->Start();
+  }
+}
+
+std::vector<std::string> WorkerRegistry::RemoveLeft(const std::function<bool(WorkerSlot)>& needed) {
+  std::vector<std::string> removed;
+  for (const auto& link : links_) {
+    if (!link->leaving() || link->state() == LinkState::kGone || needed(link->slot())) continue;
+    spdlog::info("worker={} removed", link->address());
+    removed.push_back(link->address());
+    link->Remove();
+    index_->DropWorker(link->slot());
+    pairs_.Update(link->slot(), PairTable::Worker());
+  }
+  if (removed.empty()) return removed;
+  UpdateTwins();
+  on_change_();
+  return removed;
+}
+
+// Of a worker's addresses one is used: one where it serves, and the first of these.
+void WorkerRegistry::UpdateTwins() {
+  absl::flat_hash_map<std::string, WorkerSlot> used;  // by epoch
+  for (const bool serving : {true, false}) {
+    for (const auto& link : links_) {
+      if ((link->state() == LinkState::kServing) == serving && !link->facts().epoch.empty()) {
+        used.try_emplace(link->facts().epoch, link->slot());
+      }
+    }
+  }
+  for (const auto& link : links_) {
+    const auto it = used.find(link->facts().epoch);
+    if (it == used.end() || it->second == link->slot()) {
+      twins_.erase(link->slot());
+    } else if (twins_.insert(link->slot()).second) {
+      spdlog::info("worker={} is the same process as worker={}", link->address(),
+                   links_[it->second]->address());
+    }
+  }
+}
+
 bool WorkerRegistry::Serves(const WorkerLink& link, const ModelAssets& model) const {
   const WorkerFacts& facts = link.facts();
-  return link.state() == LinkState::kServing && facts.model == model.name &&
+  return link.state() == LinkState::kServing && !twins_.contains(link.slot()) &&
+         facts.model == model.name &&
          (facts.tokenizer_hash.empty() || model.tokenizer_hash.empty() ||
           facts.tokenizer_hash == model.tokenizer_hash);
 }
@@ -74,7 +172,11 @@ WorkerRegistry::Ready WorkerRegistry::ReadyWorkers(const ModelAssets& model) con
 
 bool WorkerRegistry::AllServe() const {
   return std::all_of(links_.begin(), links_.end(),
-                     [](const auto& link) { return link->state() == LinkState::kServing; });
+                     [](const auto& link) {
+                       return link->state() == LinkState::kServing || link->leaving();
+                     }) &&
+         std::all_of(names_.begin(), names_.end(),
+                     [](const Name& name) { return name.trouble.ok(); });
 }
 
 std::vector<std::string> WorkerRegistry::ReadyModels() const {
@@ -116,7 +218,7 @@ std::string WorkerRegistry::WhyUnused(const WorkerLink& link) const {
 std::vector<std::string> WorkerRegistry::UnusedWorkers() const {
   std::vector<std::string> sentences;
   for (const auto& link : links_) {
-    if (link->state() != LinkState::kServing) continue;
+    if (link->state() != LinkState::kServing || twins_.contains(link->slot())) continue;
     if (std::string why = WhyUnused(*link); !why.empty()) sentences.push_back(std::move(why));
   }
   return sentences;
@@ -125,8 +227,11 @@ std::vector<std::string> WorkerRegistry::UnusedWorkers() const {
 std::vector<std::string> WorkerRegistry::Unreachable() const {
   std::vector<std::string> sentences;
   for (const auto& link : links_) {
-    if (link->trouble().ok()) continue;
+    if (link->trouble().ok() || link->leaving()) continue;
     sentences.push_back(std::string(link->trouble().message()));
+  }
+  for (const Name& name : names_) {
+    if (!name.trouble.ok()) sentences.push_back(std::string(name.trouble.message()));
   }
   return sentences;
 }
@@ -177,7 +282,8 @@ void WorkerRegistry::UpdateModelLimits() {
 void WorkerRegistry::OnWorkerChanged(WorkerLink* link) {
   UpdateModelLimits();
   UpdatePairs(*link);
-  if (link->state() == LinkState::kServing) {
+  UpdateTwins();
+  if (link->state() == LinkState::kServing && !twins_.contains(link->slot())) {
     if (const std::string why = WhyUnused(*link); !why.empty()) {
       spdlog::warn("worker={} unused cause={}", link->address(), service::LogValue(why));
     }

@@ -1,5 +1,8 @@
-// WorkerRegistry: one WorkerLink per configured address, and what the router as a whole makes of
-// them: which worker serves which model, and how a worker looks to the routing policy.
+// WorkerRegistry: one WorkerLink per address, configured or found behind a DNS name, and what the
+// router as a whole makes of them: which worker serves which model, and how a worker looks to the
+// routing policy.
+//
+// A slot whose worker has been removed is empty until another address takes it: its link says gone.
 //
 // Owned by the loop's thread.
 
@@ -11,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "router/load_ledger.h"
 #include "router/pair_table.h"
@@ -25,6 +30,7 @@ class WorkerRegistry final : public WorkerLink::Listener {
  public:
   struct Options {
     std::vector<std::string> addresses;
+    std::vector<std::string> names;  // behind which SetFound will find more of them
     service::TlsOptions tls;
     absl::Duration heartbeat = absl::Seconds(1);
     uint64_t hash_seed = 0;
@@ -42,6 +48,14 @@ class WorkerRegistry final : public WorkerLink::Listener {
       std::function<void(WorkerSlot, const std::string& epoch, const absl::Status&)> on_lost);
   void Stop();
 
+  // What is behind names[name] now.  New addresses are connected to.  Those that are behind no name
+  // any more, nor configured, leave.  An error changes nothing; that there is no address at all
+  // (kNotFound) is believed of workers that do not serve.
+  void SetFound(size_t name, const absl::StatusOr<std::vector<std::string>>& addresses);
+  // Removes the leaving workers that no request needs any more; returns their addresses.
+  std::vector<std::string> RemoveLeft(const std::function<bool(WorkerSlot)>& needed);
+
+  // Slots, the empty ones included.
   int32_t num_workers() const { return static_cast<int32_t>(links_.size()); }
   WorkerLink& link(WorkerSlot slot) { return *links_[slot]; }
   const WorkerLink& link(WorkerSlot slot) const { return *links_[slot]; }
@@ -63,7 +77,7 @@ class WorkerRegistry final : public WorkerLink::Listener {
   };
   Ready ReadyWorkers(const ModelAssets& model) const;
 
-  // No worker is away: not known yet, silent, gone or draining.
+  // No worker is away: not known yet, silent, dead or draining; and every name has some.
   bool AllServe() const;
 
   // Names of the models that some worker decodes now.
@@ -73,25 +87,40 @@ class WorkerRegistry final : public WorkerLink::Listener {
   std::vector<std::string> UnusedWorkers() const;
   // Serving pairs of the model that do not fit.
   std::vector<std::string> Misfits(const ModelAssets& model) const;
-  // Addresses where nobody answers now.
+  // Addresses where nobody answers now, and names with nothing behind them.
   std::vector<std::string> Unreachable() const;
 
  private:
   void OnWorkerChanged(WorkerLink* link) override;
   void OnLoadReport(WorkerLink* link) override;
   void OnWorkerLost(WorkerLink* link, const std::string& epoch, const absl::Status& cause) override;
+  WorkerLink* Add(const std::string& address);
   void UpdateModelLimits();
   void UpdatePairs(const WorkerLink& link);
+  void UpdateTwins();
   // Serving workers of the model: prefill workers, or those that decode.
   std::vector<const WorkerLink*> Serving(const ModelAssets& model, bool prefill) const;
   std::string WhyUnused(const WorkerLink& link) const;  // "": it is used
 
+  struct Name {
+    std::string text;
+    absl::flat_hash_set<std::string> addresses;
+    absl::Status trouble;  // of the last look-up
+  };
+
+  const Options options_;
   const ServedModels* const models_;
+  EventLoop* const loop_;
+  const std::shared_ptr<OutstandingCalls> outstanding_;
+  PrefixIndex* const index_;
   LoadLedger* const ledger_;
   PairTable pairs_;
   std::function<void()> on_change_;
   std::function<void(WorkerSlot, const std::string&, const absl::Status&)> on_lost_;
   std::vector<std::unique_ptr<WorkerLink>> links_;  // by slot
+  std::vector<Name> names_;                         // by place in options.names
+  // Slots whose worker is that of another slot under another address (IPv4 and IPv6, say).
+  absl::flat_hash_set<WorkerSlot> twins_;
 };
 
 }  // namespace router

@@ -14,9 +14,10 @@ using testing::HasSubstr;
 TEST(RouterOptionsTest, NamesEveryProblemAtOnce) {
   RouterOptions options;
   options.model_assets = {"dir"};
-  options.workers = {"a:1", "b:2"};
+  options.workers = {"a:1", "b:2", "dns:///c:3", "dns:///_grpc._tcp.d"};
   EXPECT_EQ(options.Validate(), absl::OkStatus());
-  options.workers = {"a:1", "a:1", "nowhere"};
+  options.workers = {"a:1", "a:1", "nowhere", "dns:///c"};
+  options.dns_refresh = absl::ZeroDuration();
   options.policy = "best";
   options.max_attempts = 0;
   options.max_migrations = -1;
@@ -28,6 +29,7 @@ TEST(RouterOptionsTest, NamesEveryProblemAtOnce) {
               AllOf(HasSubstr("--workers: a:1 is named twice"),
                     HasSubstr("\"nowhere\" is not host:port"), HasSubstr("--policy: \"best\""),
                     HasSubstr("--max_attempts: 0"), HasSubstr("--max_migrations: -1"),
+                    HasSubstr("\"dns:///c\" is neither"), HasSubstr("--dns_refresh_s: 0"),
                     HasSubstr("--heartbeat_s: 0"), HasSubstr("--tls_cert and --tls_key")));
   EXPECT_THAT(std::string(RouterOptions().Validate().message()),
               AllOf(HasSubstr("--model_assets is missing"), HasSubstr("--workers is missing")));

@@ -14,7 +14,7 @@ PairTable::Worker Worker(const std::string& epoch, bool is_prefill, const std::s
 }
 
 TEST(PairTableTest, ComparesEveryPairOfOneModelInWhateverOrderTheyCome) {
-  PairTable table(4);
+  PairTable table;
   EXPECT_TRUE(table.Update(0, Worker("p", true, "shm")));
   EXPECT_TRUE(table.Update(1, Worker("d", false, "tcp")));
   EXPECT_TRUE(table.Update(2, Worker("e", false, "shm")));
@@ -22,14 +22,14 @@ TEST(PairTableTest, ComparesEveryPairOfOneModelInWhateverOrderTheyCome) {
   EXPECT_EQ(table.why(0, 1), "no data link in common: --links is shm at p and tcp at d");
   EXPECT_TRUE(table.fits(0, 2));
   EXPECT_TRUE(table.fits(0, 3)) << "no pair at all";
-  PairTable other_way(2);
+  PairTable other_way;
   other_way.Update(1, Worker("d", false, "tcp"));
   other_way.Update(0, Worker("p", true, "shm"));
   EXPECT_EQ(other_way.why(0, 1), table.why(0, 1));
 }
 
 TEST(PairTableTest, ANewProcessIsComparedAnewTheSameOneIsNot) {
-  PairTable table(2);
+  PairTable table;
   table.Update(0, Worker("p", true, "tcp"));
   table.Update(1, Worker("d", false, "tcp"));
   EXPECT_TRUE(table.Mark(0, "p", 1, "d", "tried"));
@@ -44,6 +44,18 @@ TEST(PairTableTest, ANewProcessIsComparedAnewTheSameOneIsNot) {
   EXPECT_FALSE(table.fits(0, 1)) << "also without words";
   EXPECT_TRUE(table.Update(1, Worker("d2", false, "tcp")));
   EXPECT_TRUE(table.fits(0, 1));
+}
+
+TEST(PairTableTest, NobodyAtASlotFitsEverybody) {
+  PairTable table;
+  table.Update(0, Worker("p", true, "shm"));
+  table.Update(5, Worker("d", false, "tcp"));
+  ASSERT_FALSE(table.fits(0, 5));
+  EXPECT_TRUE(table.Update(5, PairTable::Worker()));
+  EXPECT_TRUE(table.fits(0, 5));
+  EXPECT_TRUE(table.fits(3, 4)) << "slots that nobody has had";
+  EXPECT_TRUE(table.Update(5, Worker("d", false, "tcp")));
+  EXPECT_FALSE(table.fits(0, 5));
 }
 
 }  // namespace

@@ -120,7 +120,7 @@ fakes::FakeWorker* RouterFixture::Add(const fakes::FakeWorker::Options& options)
   return workers_.back().get();
 }
 
-void RouterFixture::StartRouter() {
+void RouterFixture::StartRouterAlone() {
   ASSERT_EQ(options_.Validate(), absl::OkStatus());
   std::vector<std::unique_ptr<ModelAssets>> assets;
   for (const std::string& name : models_) assets.push_back(MakeAssets(name));
@@ -132,6 +132,10 @@ void RouterFixture::StartRouter() {
   router_->Start([this](bool ready) { server_->SetReady(ready); });
   stub_ = ferry::v1::Inference::NewStub(
       service::MakeChannel(absl::StrCat("127.0.0.1:", server_->port()), {}));
+}
+
+void RouterFixture::StartRouter() {
+  ASSERT_NO_FATAL_FAILURE(StartRouterAlone());
   ASSERT_TRUE(Eventually([this] {
     for (WorkerSlot slot = 0; slot < router_->registry().num_workers(); ++slot) {
       if (router_->registry().link(slot).state() != LinkState::kServing) return false;

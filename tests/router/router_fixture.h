@@ -72,6 +72,8 @@ class RouterFixture : public testing::Test {
   fakes::FakeWorker* Decode() { return Add(ferry::v1::WORKER_ROLE_DECODE); }
   // Starts the router over all workers added so far, and waits until it knows them.
   void StartRouter();
+  // The same, without waiting.
+  void StartRouterAlone();
   // Waits until ListModels counts these for the first model.
   bool WaitForWorkers(uint32_t prefill, uint32_t decode);
   // Evaluates on the router's loop until true; false after 20 s.

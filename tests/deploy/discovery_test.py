@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+"""Workers behind DNS names are added, removed and renumbered under load, and nothing is lost.
+
+usage: discovery_test.py BIN_DIR MODEL_DIR
+
+Real processes, each worker in a network namespace of its own with its own address, joined by a bridge; a real dnsmasq.
+Everything lives in namespaces of this process (unshare): nothing is left, however it ends.  Needs root.
+"""
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+
+BIN_DIR, MODEL = pathlib.Path(sys.argv[1]), sys.argv[2]
+HUB, ROUTER = "10.77.0.1", "10.77.0.2"
+WAIT_S = 60  # for anything to happen, on a busy machine
+PROMPT = "It was a truth universally acknowledged that the ferry left at six in the morning, and that whoever came"
+GENERATE = ["--prompt", PROMPT, "--max_tokens", "40", "--temperature", "0", "--quiet"]
+
+
+def run(*command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def wait_for(what, condition):
+    until = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > until:
+            raise AssertionError(f"not within {WAIT_S} s: {what}")
+        time.sleep(0.05)
+
+
+class Network:
+    """A bridge with one namespace a host."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        for shared in ("/run/netns", "/etc/netns"):  # not the machine's
+            os.makedirs(shared, exist_ok=True)
+            run("mount", "-t", "tmpfs", "tmpfs", shared)
+        run("ip", "link", "set", "lo", "up")
+        run("ip", "link", "add", "hub", "type", "bridge")
+        run("ip", "addr", "add", f"{HUB}/24", "dev", "hub")
+        run("ip", "link", "set", "hub", "up")
+
+    def add_host(self, name, ip):
+        run("ip", "netns", "add", name)
+        resolver = pathlib.Path("/etc/netns", name)
+        resolver.mkdir()
+        (resolver / "resolv.conf").write_text(f"nameserver {HUB}\noptions timeout:1 attempts:1\n")
+        run("ip", "link", "add", f"v-{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
+        run("ip", "link", "set", f"v-{name}", "master", "hub", "up")
+        run("ip", "-n", name, "link", "set", "lo", "up")
+        run("ip", "-n", name, "addr", "add", f"{ip}/24", "dev", "eth0")
+        run("ip", "-n", name, "link", "set", "eth0", "up")
+
+    def start(self, host, log, *command):
+        prefix = ["ip", "netns", "exec", host] if host else []
+        with open(self.directory / log, "a") as out:
+            return subprocess.Popen([*prefix, *command], stdout=out, stderr=out)
+
+    def log(self, name):
+        return (self.directory / name).read_text()
+
+
+class NameServer:
+    def __init__(self, network):
+        self.network = network
+        self.hosts = network.directory / "hosts"
+        self.hosts.write_text("")
+        self.process = None
+
+    def start(self):
+        self.process = self.network.start(
+            None, "dnsmasq.log", "dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--user=root", "--no-resolv", "--no-hosts",
+            "--no-daemon", f"--addn-hosts={self.hosts}", f"--listen-address={HUB}", "--bind-interfaces", "--local=/ferry.test/",
+            "--srv-host=_grpc._tcp.decode.ferry.test,d2.ferry.test,8602", "--srv-host=_grpc._tcp.decode.ferry.test,d3.ferry.test,8602")
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+    def set(self, **records):
+        """name=[ip, ...]"""
+        lines = [f"{ip} {name}.ferry.test" for name, ips in records.items() for ip in ips]
+        self.hosts.write_text("\n".join(lines) + "\n")
+        self.process.send_signal(signal.SIGHUP)
+
+
+class Worker:
+    def __init__(self, network, role, name, ip):
+        self.name, self.ip = name, ip
+        self.address = f"{ip}:{8601 if role == 'prefill' else 8602}"
+        network.add_host(name, ip)
+        port_file = network.directory / f"{name}.ports"
+        self.process = network.start(
+            name, f"{name}.log", BIN_DIR / f"ferry-{role}", "--model", MODEL, "--listen", f"0.0.0.0:{self.address.split(':')[1]}",
+            "--metrics_listen", "0.0.0.0:9600", "--port_file", port_file, "--num_threads", "1", "--cache_bytes", "67108864",
+            "--links", "tcp", "--data_ip", ip)
+        wait_for(f"{name} serves", port_file.exists)
+
+    def metrics(self):
+        return urllib.request.urlopen(f"http://{self.ip}:9600/metrics", timeout=10).read().decode()
+
+    def served(self):
+        return sum(float(v) for v in re.findall(r'^ferry_requests_total\{status="ok"\} (\S+)', self.metrics(), re.MULTILINE))
+
+    def end(self):
+        self.process.terminate()
+        assert self.process.wait(WAIT_S) == 0, self.name
+
+
+class Load:
+    """Clients that ask the same all the time and know the answer."""
+
+    def __init__(self, expected):
+        self.expected, self.stopping = expected, threading.Event()
+        self.answers, self.wrong = 0, []
+        self.threads = [threading.Thread(target=self.ask) for _ in range(3)]
+        for thread in self.threads:
+            thread.start()
+
+    def ask(self):
+        while not self.stopping.is_set():
+            done = subprocess.run(["ip", "netns", "exec", "router", BIN_DIR / "ferry", "generate", "--address", f"{ROUTER}:8500", *GENERATE],
+                                  capture_output=True, text=True)
+            if done.returncode == 0 and done.stdout == self.expected:
+                self.answers += 1
+            else:
+                self.wrong.append((done.returncode, done.stdout, done.stderr))
+
+    def stop(self):
+        self.stopping.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def router_flags(workers, port):
+    return [BIN_DIR / "ferry-router", "--model_assets", MODEL, "--workers", workers, "--listen", f"0.0.0.0:{port}", "--metrics_listen",
+            f"0.0.0.0:{port + 1100}", "--dns_refresh_s", "0.2", "--local_prefill_tokens", "0"]
+
+
+def states(port=9600):
+    """{address: state} of the router's workers."""
+    try:
+        text = urllib.request.urlopen(f"http://{ROUTER}:{port}/metrics", timeout=10).read().decode()
+    except OSError:
+        return {}
+    found = re.findall(r'^ferry_router_worker_state\{role="\w*",state="(\w+)",worker="([^"]+)"\} 1', text, re.MULTILINE)
+    return {address: state for state, address in found}
+
+
+def check(network):
+    expected = run(BIN_DIR / "ferry", "generate", "--model", MODEL, *GENERATE)
+    names = NameServer(network)
+    names.start()
+    network.add_host("router", ROUTER)
+    p1 = Worker(network, "prefill", "p1", "10.77.0.11")
+    d1 = Worker(network, "decode", "d1", "10.77.0.21")
+    router = network.start("router", "router.log", *router_flags("dns:///prefill.ferry.test:8601,dns:///decode.ferry.test:8602", 8500))
+    wait_for("the router says that its names lead nowhere", lambda: "unknown cause=" in network.log("router.log"))
+    names.set(prefill=[p1.ip], decode=[d1.ip])
+    wait_for("both workers serve", lambda: states() == {p1.address: "serving", d1.address: "serving"})
+    load = Load(expected)
+    try:
+        wait_for("answers", lambda: load.answers >= 3)
+
+        d2 = Worker(network, "decode", "d2", "10.77.0.22")
+        names.set(prefill=[p1.ip], decode=[d1.ip, d2.ip])
+        wait_for("the added worker answers", lambda: d2.served() > 0)
+
+        names.set(prefill=[p1.ip], decode=[d2.ip])
+        wait_for("the removed worker has gone", lambda: d1.address not in states())
+        d1.end()
+        print(f"added and removed: {load.answers} answers")
+
+        # Renumbered: the same names, other addresses, and the old processes end at the same moment.
+        p2 = Worker(network, "prefill", "p2", "10.77.0.12")
+        d3 = Worker(network, "decode", "d3", "10.77.0.23")
+        names.set(prefill=[p2.ip], decode=[d3.ip])
+        p1.end()
+        d2.end()
+        wait_for("only the new ones are known", lambda: states() == {p2.address: "serving", d3.address: "serving"})
+        before = d3.served()
+        wait_for("they answer", lambda: d3.served() >= before + 3 and p2.served() > 0)
+        print(f"renumbered: {load.answers} answers")
+
+        # Without a name server all stays as it is.
+        silent = network.log("router.log").count("unknown cause=")
+        names.stop()
+        wait_for("the router says so", lambda: network.log("router.log").count("unknown cause=") >= silent + 2)
+        before = d3.served()
+        wait_for("requests go on", lambda: d3.served() >= before + 3)
+        names.start()
+        names.set(prefill=[p2.ip], decode=[d3.ip], d3=[d3.ip])
+        wait_for("names are known again", lambda: network.log("router.log").count("found=") >= 4)
+        print(f"without a name server: {load.answers} answers")
+
+        # SRV records: names and ports of their own; the one whose name leads nowhere is in nobody's way.
+        srv = network.start("router", "srv.log", *router_flags(f"{p2.address},dns:///_grpc._tcp.decode.ferry.test", 8600))
+        wait_for("the worker of the SRV record serves", lambda: states(9700).get("d3.ferry.test:8602") == "serving")
+        srv.terminate()
+        assert srv.wait(WAIT_S) == 0
+    finally:
+        load.stop()
+    assert not load.wrong, load.wrong[:3]
+    print(f"{load.answers} answers, all right")
+    router.terminate()
+    assert router.wait(WAIT_S) == 0
+    p2.end()
+    d3.end()
+    names.stop()
+
+
+def main():
+    with tempfile.TemporaryDirectory() as directory:
+        network = Network(pathlib.Path(directory))
+        try:
+            check(network)
+        except BaseException:
+            for log in sorted(network.directory.glob("*.log")):
+                print(f"--- {log.name}\n{log.read_text()[-6000:]}")
+            raise
+
+
+if __name__ == "__main__":
+    if os.environ.get("FERRY_UNSHARED") != "1":
+        # Its own network, mounts and processes: the kernel takes them all away when the first of these ends.
+        os.environ["FERRY_UNSHARED"] = "1"
+        os.execvp("unshare", ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *[sys.executable, *sys.argv]])
+    main()
