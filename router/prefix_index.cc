@@ -1,6 +1,7 @@
 #include "router/prefix_index.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "status/check.h"
 
@@ -9,22 +10,30 @@ namespace {
 
 using block_hash::BlockHash;
 
-template <typename Slots>
-void SetBit(Slots* slots, WorkerSlot slot) {
-  const size_t word = slot / 64;
-  if (slots->size() <= word) slots->resize(word + 1, 0);
-  (*slots)[word] |= uint64_t{1} << (slot % 64);
+// Entries that a call takes out of the map for views that are gone.
+constexpr size_t kSweepEntries = 256;
+
+template <typename Bits>
+void SetBit(Bits* bits, int32_t number) {
+  const size_t word = number / 64;
+  if (bits->size() <= word) bits->resize(word + 1, 0);
+  (*bits)[word] |= uint64_t{1} << (number % 64);
 }
 
-template <typename Slots>
-void ClearBit(Slots* slots, WorkerSlot slot) {
-  const size_t word = slot / 64;
-  if (word < slots->size()) (*slots)[word] &= ~(uint64_t{1} << (slot % 64));
+template <typename Bits>
+void ClearBit(Bits* bits, int32_t number) {
+  const size_t word = number / 64;
+  if (word < bits->size()) (*bits)[word] &= ~(uint64_t{1} << (number % 64));
 }
 
-template <typename Slots>
-uint64_t Word(const Slots& slots, size_t word) {
-  return word < slots.size() ? slots[word] : 0;
+template <typename Bits>
+uint64_t Word(const Bits& bits, size_t word) {
+  return word < bits.size() ? bits[word] : 0;
+}
+
+template <typename Bits>
+bool HasBit(const Bits& bits, int32_t number) {
+  return (Word(bits, number / 64) >> (number % 64) & 1) != 0;
 }
 
 }  // namespace
@@ -49,14 +58,14 @@ void PrefixIndex::StartWorker(WorkerSlot slot, const std::string& epoch, size_t 
   worker.epoch = epoch;
   worker.max_blocks = max_blocks;
   worker.keeps_state = keeps_state;
+  worker.view = NewView(slot);
 }
 
 void PrefixIndex::DropWorker(WorkerSlot slot) {
   if (slot >= static_cast<WorkerSlot>(workers_.size())) return;
   Worker& worker = workers_[slot];
-  for (const BlockHash& hash : std::vector<BlockHash>(worker.blocks.begin(), worker.blocks.end())) {
-    Remove(slot, hash);
-  }
+  Retire(worker.view);
+  Retire(worker.staged);
   std::vector<Prediction> predictions;
   for (const auto& [prediction, until] : predicted_) {
     if (prediction.first == slot) predictions.push_back(prediction);
@@ -65,49 +74,109 @@ void PrefixIndex::DropWorker(WorkerSlot slot) {
   worker = Worker();
 }
 
-void PrefixIndex::Store(WorkerSlot slot, const BlockHash& hash, bool resumable) {
-  Worker& worker = workers_[slot];
-  if (resumable) worker.not_resumable.erase(hash);
+void PrefixIndex::Unmark(const BlockHash& hash, Bits Holders::*bits, int32_t number) {
+  HoldersOf& part = PartFor(hash);
+  const auto it = part.find(hash);
+  if (it == part.end()) return;
+  ClearBit(&(it->second.*bits), number);
+  if (it->second.empty()) part.erase(it);
+}
+
+PrefixIndex::ViewNumber PrefixIndex::NewView(WorkerSlot owner) {
+  if (free_views_.empty()) {
+    free_views_.push_back(static_cast<ViewNumber>(views_.size()));
+    views_.emplace_back();
+  }
+  const ViewNumber number = free_views_.back();
+  free_views_.pop_back();
+  views_[number].owner = owner;
+  return number;
+}
+
+void PrefixIndex::Retire(ViewNumber number) {
+  if (number < 0) return;
+  View& view = views_[number];
+  view.owner = -1;
+  num_entries_ -= view.blocks.size();
+  num_retired_ += view.blocks.size();
+  retired_.push_back({number, view.blocks.cbegin()});
+}
+
+void PrefixIndex::Sweep(size_t entries) {
+  for (size_t i = 0; i < entries && !retired_.empty(); ++i) {
+    Retired& retired = retired_.front();
+    Blocks& blocks = views_[retired.number].blocks;
+    if (retired.next == blocks.cend()) {
+      blocks = Blocks();
+      free_views_.push_back(retired.number);
+      retired_.pop_front();
+      continue;
+    }
+    Unmark(retired.next->first, &Holders::announced, retired.number);
+    ++retired.next;
+    --num_retired_;
+  }
+}
+
+void PrefixIndex::Store(ViewNumber number, size_t max_blocks, const Event& event) {
+  Blocks& blocks = views_[number].blocks;
+  if (const auto it = blocks.find(event.hash); it != blocks.end()) {
+    it->second = event.resumable;
+    return;
+  }
   // A worker that announces more blocks than it has is wrong; it must not cost us memory.
-  if (worker.blocks.size() >= worker.max_blocks && !worker.blocks.contains(hash)) return;
-  if (!resumable) worker.not_resumable.insert(hash);
-  if (!worker.blocks.insert(hash).second) return;
-  SetBit(&holders_[hash].announced, slot);
+  if (blocks.size() >= max_blocks) return;
+  blocks[event.hash] = event.resumable;
+  SetBit(&PartFor(event.hash)[event.hash].announced, number);
   ++num_entries_;
 }
 
-void PrefixIndex::Remove(WorkerSlot slot, const BlockHash& hash) {
-  if (workers_[slot].blocks.erase(hash) == 0) return;
-  workers_[slot].not_resumable.erase(hash);
-  const auto it = holders_.find(hash);
-  ClearBit(&it->second.announced, slot);
-  if (it->second.empty()) holders_.erase(it);
+void PrefixIndex::Remove(ViewNumber number, const BlockHash& hash) {
+  if (views_[number].blocks.erase(hash) == 0) return;
+  Unmark(hash, &Holders::announced, number);
   --num_entries_;
 }
 
-void PrefixIndex::ApplyEvents(WorkerSlot slot, const std::vector<Event>& events) {
+// The view stays as it was until the last frame has come.
+void PrefixIndex::ApplySnapshot(WorkerSlot slot, const Frame& frame) {
   Worker& worker = workers_[slot];
-  for (const Event& event : events) {
+  if (worker.staged >= 0 && worker.staged_seq != frame.seq) {  // the other one was broken off
+    Retire(std::exchange(worker.staged, -1));
+  }
+  if (worker.staged < 0) worker.staged = NewView(slot);
+  worker.staged_seq = frame.seq;
+  for (const Event& event : frame.events) {
+    if (event.kind == Event::Kind::kStored) Store(worker.staged, worker.max_blocks, event);
+  }
+  if (!frame.snapshot_end) return;
+  Retire(std::exchange(worker.view, std::exchange(worker.staged, -1)));
+  worker.last_seq = frame.seq;
+  ++num_snapshots_;
+}
+
+void PrefixIndex::ApplyEvents(WorkerSlot slot, const Frame& frame) {
+  Worker& worker = workers_[slot];
+  for (const Event& event : frame.events) {
     switch (event.kind) {
       case Event::Kind::kStored:
-        Store(slot, event.hash, event.resumable);
+        Store(worker.view, worker.max_blocks, event);
         break;
       case Event::Kind::kRemoved:
-        Remove(slot, event.hash);
+        Remove(worker.view, event.hash);
         break;
       case Event::Kind::kCleared:
-        for (const BlockHash& hash :
-             std::vector<BlockHash>(worker.blocks.begin(), worker.blocks.end())) {
-          Remove(slot, hash);
-        }
+        Retire(std::exchange(worker.view, NewView(slot)));
         break;
     }
   }
+  worker.last_seq = frame.seq;
 }
 
 PrefixIndex::Applied PrefixIndex::Apply(WorkerSlot slot, const Frame& frame, absl::Time now) {
   FERRY_CHECK(slot < static_cast<WorkerSlot>(workers_.size()) && workers_[slot].present)
       << "slot=" << slot;
+  // More than this frame can add: what is retired does not pile up.
+  Sweep(kSweepEntries + 2 * frame.events.size());
   Worker& worker = workers_[slot];
   if (frame.epoch != worker.epoch) return Applied::kOtherEpoch;
   if (frame.heartbeat) {
@@ -118,37 +187,18 @@ PrefixIndex::Applied PrefixIndex::Apply(WorkerSlot slot, const Frame& frame, abs
     worker.last_frame = now;
     return Applied::kApplied;
   }
-  if (frame.snapshot || worker.in_snapshot) {
-    if (!worker.in_snapshot) worker.staged.clear();
-    worker.in_snapshot = true;
-    for (const Event& event : frame.events) {
-      if (event.kind == Event::Kind::kStored && worker.staged.size() < worker.max_blocks) {
-        worker.staged[event.hash] = event.resumable;
-      }
-    }
-    if (frame.snapshot_end) {
-      worker.in_snapshot = false;
-      const auto staged = std::move(worker.staged);
-      worker.staged.clear();
-      for (const BlockHash& hash :
-           std::vector<BlockHash>(worker.blocks.begin(), worker.blocks.end())) {
-        if (!staged.contains(hash)) Remove(slot, hash);
-      }
-      for (const auto& [hash, resumable] : staged) Store(slot, hash, resumable);
-      worker.last_seq = frame.seq;
-      ++num_snapshots_;
-    }
+  if (frame.snapshot) {
+    ApplySnapshot(slot, frame);
     worker.last_frame = now;
     return Applied::kApplied;
   }
+  Retire(std::exchange(worker.staged, -1));  // broken off: the log goes on instead
   if (frame.seq > worker.last_seq + 1) {
     ++num_gaps_;
     return Applied::kGap;
   }
   worker.last_frame = now;
-  if (frame.seq <= worker.last_seq) return Applied::kApplied;
-  ApplyEvents(slot, frame.events);
-  worker.last_seq = frame.seq;
+  if (frame.seq > worker.last_seq) ApplyEvents(slot, frame);
   return Applied::kApplied;
 }
 
@@ -158,10 +208,7 @@ uint64_t PrefixIndex::next_seq(WorkerSlot slot) const {
 
 void PrefixIndex::Forget(const Prediction& prediction) {
   predicted_.erase(prediction);
-  const auto it = holders_.find(prediction.second);
-  if (it == holders_.end()) return;
-  ClearBit(&it->second.predicted, prediction.first);
-  if (it->second.empty()) holders_.erase(it);
+  Unmark(prediction.second, &Holders::predicted, prediction.first);
 }
 
 void PrefixIndex::ExpirePredictions(absl::Time now) {
@@ -179,56 +226,62 @@ void PrefixIndex::Predict(WorkerSlot slot, absl::Span<const BlockHash> chain, si
                           absl::Time now) {
   if (slot >= static_cast<WorkerSlot>(workers_.size()) || !workers_[slot].present) return;
   const Worker& worker = workers_[slot];
+  const Blocks& blocks = views_[worker.view].blocks;
   const absl::Time until = now + options_.predicted_ttl;
   for (size_t i = 0; i < chain.size(); ++i) {
     const bool resumable = !worker.keeps_state || i + 1 == reusable;
-    if (worker.blocks.contains(chain[i]) &&
-        (!resumable || !worker.not_resumable.contains(chain[i]))) {
-      continue;
-    }
+    const auto known = blocks.find(chain[i]);
+    if (known != blocks.end() && (!resumable || known->second)) continue;
     const Prediction prediction(slot, chain[i]);
     Until& entry = predicted_.try_emplace(prediction, Until{until, false}).first->second;
     entry = {until, entry.resumable || resumable};  // of another prompt's, still to come
     predicted_order_.emplace_back(until, prediction);
-    SetBit(&holders_[chain[i]].predicted, slot);
+    SetBit(&PartFor(chain[i])[chain[i]].predicted, slot);
   }
   ExpirePredictions(now);
 }
 
 bool PrefixIndex::Resumable(WorkerSlot slot, const BlockHash& hash) const {
-  const Worker& worker = workers_[slot];
-  if (worker.blocks.contains(hash) && !worker.not_resumable.contains(hash)) return true;
+  const Blocks& blocks = views_[workers_[slot].view].blocks;
+  const auto known = blocks.find(hash);
+  if (known != blocks.end() && known->second) return true;
   const auto predicted = predicted_.find(Prediction(slot, hash));
   return predicted != predicted_.end() && predicted->second.resumable;
 }
 
 std::vector<int32_t> PrefixIndex::Lookup(absl::Span<const BlockHash> chain, absl::Time now) {
+  Sweep(kSweepEntries);
   ExpirePredictions(now);
   std::vector<int32_t> matched(workers_.size(), 0);
-  // Workers that have had every block so far.
-  std::vector<uint64_t> alive((workers_.size() + 63) / 64, 0);
+  // Views of workers that have had every block so far.
+  std::vector<uint64_t> alive((views_.size() + 63) / 64, 0);
   bool any = false;
-  for (size_t slot = 0; slot < workers_.size(); ++slot) {
-    if (!Trusted(workers_[slot], now)) continue;
-    alive[slot / 64] |= uint64_t{1} << (slot % 64);
+  for (const Worker& worker : workers_) {
+    if (!Trusted(worker, now)) continue;
+    alive[worker.view / 64] |= uint64_t{1} << (worker.view % 64);
     any = true;
   }
   for (size_t i = 0; any && i <= chain.size(); ++i) {
-    const auto it = i < chain.size() ? holders_.find(chain[i]) : holders_.end();
+    const Holders* holders = nullptr;
+    if (i < chain.size()) {
+      const HoldersOf& part = PartFor(chain[i]);
+      const auto it = part.find(chain[i]);
+      if (it != part.end()) holders = &it->second;
+    }
     any = false;
     for (size_t word = 0; word < alive.size(); ++word) {
-      const uint64_t has = it == holders_.end() ? 0
-                                                : Word(it->second.announced, word) |
-                                                      Word(it->second.predicted, word);
-      for (uint64_t lost = alive[word] & ~has; lost != 0; lost &= lost - 1) {
-        const auto slot = static_cast<WorkerSlot>(word * 64 + __builtin_ctzll(lost));
+      const uint64_t has = holders == nullptr ? 0 : Word(holders->announced, word);
+      for (uint64_t rest = alive[word] & ~has; rest != 0; rest &= rest - 1) {
+        const int bit = __builtin_ctzll(rest);
+        const WorkerSlot slot = views_[word * 64 + bit].owner;
+        if (holders != nullptr && HasBit(holders->predicted, slot)) continue;
         size_t end = i;
         if (workers_[slot].keeps_state) {
           while (end > 0 && !Resumable(slot, chain[end - 1])) --end;
         }
         matched[slot] = static_cast<int32_t>(end);
+        alive[word] &= ~(uint64_t{1} << bit);
       }
-      alive[word] &= has;
       any = any || alive[word] != 0;
     }
   }
@@ -236,13 +289,13 @@ std::vector<int32_t> PrefixIndex::Lookup(absl::Span<const BlockHash> chain, absl
 }
 
 size_t PrefixIndex::approximate_bytes() const {
-  size_t bytes = holders_.capacity() * (sizeof(BlockHash) + sizeof(Holders) + 1) +
-                 predicted_.capacity() * (sizeof(Prediction) + sizeof(Until) + 1) +
+  size_t bytes = predicted_.capacity() * (sizeof(Prediction) + sizeof(Until) + 1) +
                  predicted_order_.size() * sizeof(predicted_order_[0]);
-  for (const Worker& worker : workers_) {
-    bytes +=
-        (worker.blocks.capacity() + worker.not_resumable.capacity() + worker.staged.capacity()) *
-        (sizeof(BlockHash) + 1);
+  for (const HoldersOf& part : holders_) {
+    bytes += part.capacity() * (sizeof(HoldersOf::value_type) + 1);
+  }
+  for (const View& view : views_) {
+    bytes += view.blocks.capacity() * (sizeof(Blocks::value_type) + 1);
   }
   return bytes;
 }

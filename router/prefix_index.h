@@ -6,11 +6,15 @@
 // whatever the number of workers.  A worker never has more entries than blocks, predictions are
 // bounded by number and time, so the index is bounded.
 //
+// No worker's news keeps the others waiting: what it had before a snapshot, a clearing or a restart
+// goes out of sight at once and out of the map little by little, a few entries with each call.
+//
 // Owned by the loop's thread.  Times are EventLoop::Now().
 
 #ifndef ROUTER_PREFIX_INDEX_H_
 #define ROUTER_PREFIX_INDEX_H_
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -18,7 +22,6 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -82,6 +85,7 @@ class PrefixIndex final {
 
   // For metrics.
   size_t num_entries() const { return num_entries_; }  // (worker, block) pairs announced
+  size_t num_retired() const { return num_retired_; }  // those out of sight, not out of memory yet
   size_t num_predicted() const { return predicted_.size(); }
   size_t approximate_bytes() const;
   int64_t num_gaps() const { return num_gaps_; }
@@ -89,24 +93,36 @@ class PrefixIndex final {
   int64_t num_untrusted(absl::Time now) const;
 
  private:
-  // A set of slots; one word holds the first 64 workers.
-  using Slots = absl::InlinedVector<uint64_t, 1>;
+  // A set of small numbers; two words are inline.
+  using Bits = absl::InlinedVector<uint64_t, 2>;
+  // What one worker has told of its blocks since it was last empty.  The number of its view marks a
+  // worker's blocks in `holders_`; another view, another number.
+  using ViewNumber = int32_t;                                       // -1: none
+  using Blocks = absl::flat_hash_map<block_hash::BlockHash, bool>;  // is it resumable?
+  struct View {
+    WorkerSlot owner = -1;  // -1: free, or retired
+    Blocks blocks;
+  };
+  struct Retired {
+    ViewNumber number;
+    Blocks::const_iterator next;  // not out of `holders_` yet
+  };
   struct Holders {
-    Slots announced;
-    Slots predicted;
+    Bits announced;  // by view
+    Bits predicted;  // by slot
     bool empty() const;
   };
+  using HoldersOf = absl::flat_hash_map<block_hash::BlockHash, Holders>;
   struct Worker {
     bool present = false;
     std::string epoch;
     size_t max_blocks = 0;
+    bool keeps_state = false;  // of sequences
     uint64_t last_seq = 0;
     absl::Time last_frame = absl::InfinitePast();
-    absl::flat_hash_set<block_hash::BlockHash> blocks;
-    absl::flat_hash_set<block_hash::BlockHash> not_resumable;  // of `blocks`
-    bool keeps_state = false;                                  // of sequences
-    bool in_snapshot = false;
-    absl::flat_hash_map<block_hash::BlockHash, bool> staged;  // the snapshot being read; resumable
+    ViewNumber view = -1;
+    ViewNumber staged = -1;   // the snapshot being read
+    uint64_t staged_seq = 0;  // its number
   };
   using Prediction = std::pair<WorkerSlot, block_hash::BlockHash>;
   struct Until {
@@ -117,18 +133,30 @@ class PrefixIndex final {
   bool Trusted(const Worker& worker, absl::Time now) const;
   // Of a block that the worker has, or soon will.
   bool Resumable(WorkerSlot slot, const block_hash::BlockHash& hash) const;
-  void Store(WorkerSlot slot, const block_hash::BlockHash& hash, bool resumable);
-  void Remove(WorkerSlot slot, const block_hash::BlockHash& hash);
-  void ApplyEvents(WorkerSlot slot, const std::vector<Event>& events);
+  HoldersOf& PartFor(const block_hash::BlockHash& hash) { return holders_[hash.bytes[0]]; }
+  // Takes the mark out; the block's entry too when it was the last one.
+  void Unmark(const block_hash::BlockHash& hash, Bits Holders::*bits, int32_t number);
+  ViewNumber NewView(WorkerSlot owner);
+  void Retire(ViewNumber number);
+  void Sweep(size_t entries);
+  void Store(ViewNumber number, size_t max_blocks, const Event& event);
+  void Remove(ViewNumber number, const block_hash::BlockHash& hash);
+  void ApplySnapshot(WorkerSlot slot, const Frame& frame);
+  void ApplyEvents(WorkerSlot slot, const Frame& frame);
   void Forget(const Prediction& prediction);
   void ExpirePredictions(absl::Time now);
 
   const Options options_;
   std::vector<Worker> workers_;  // by slot
-  absl::flat_hash_map<block_hash::BlockHash, Holders> holders_;
+  std::deque<View> views_;       // by number; iterators into one outlive additions
+  std::vector<ViewNumber> free_views_;
+  std::deque<Retired> retired_;
+  // In parts, by a byte of the hash: one that grows or is tidied up copies only itself.
+  std::array<HoldersOf, 256> holders_;
   absl::flat_hash_map<Prediction, Until> predicted_;
   std::deque<std::pair<absl::Time, Prediction>> predicted_order_;  // a renewed one is in it twice
   size_t num_entries_ = 0;
+  size_t num_retired_ = 0;
   int64_t num_gaps_ = 0;
   int64_t num_snapshots_ = 0;
 };

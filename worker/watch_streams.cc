@@ -10,7 +10,7 @@ namespace {
 
 constexpr absl::Duration kHeartbeat = absl::Seconds(1);
 // Events a frame: about 40 bytes each, far below the message limit.
-constexpr size_t kEventsPerFrame = 8192;
+constexpr size_t kEventsPerFrame = 1024;
 
 grpc::Status Ending() { return {grpc::StatusCode::UNAVAILABLE, "worker is shutting down"}; }
 

@@ -127,6 +127,58 @@ TEST_F(PrefixIndexTest, ASnapshotReplacesTheViewOnlyWhenItIsComplete) {
   EXPECT_EQ(index_.next_seq(0), 10u);
 }
 
+TEST_F(PrefixIndexTest, ASnapshotThatBrokeOffLeavesNothing) {
+  index_.StartWorker(0, "a", 100);
+  index_.Apply(0, Live("a", 1, {Stored(1)}), kStart);
+  Frame half = Live("a", 9, {Stored(2), Stored(3)});
+  half.snapshot = true;
+  index_.Apply(0, half, kStart);
+  // The stream was opened again.  The log reaches back after all:
+  EXPECT_EQ(index_.Apply(0, Live("a", 2, {Removed(1), Stored(4)}), kStart), Applied::kApplied);
+  EXPECT_EQ(index_.Lookup(Chain({1}), kStart)[0], 0);
+  EXPECT_EQ(index_.Lookup(Chain({4}), kStart)[0], 1);
+  EXPECT_EQ(index_.next_seq(0), 3u);
+  // Or the next snapshot is another one:
+  index_.Apply(0, half, kStart);
+  Frame whole = Live("a", 12, {Stored(5)});
+  whole.snapshot = whole.snapshot_end = true;
+  index_.Apply(0, whole, kStart);
+  EXPECT_EQ(index_.Lookup(Chain({2}), kStart)[0], 0) << "of the first half";
+  EXPECT_EQ(index_.Lookup(Chain({5}), kStart)[0], 1);
+  EXPECT_EQ(index_.num_entries(), 1u);
+}
+
+// What a worker had goes out of sight at once, out of memory little by little, and its place in the
+// map is used again.
+TEST_F(PrefixIndexTest, ManyLivesOfAWorkerTakeTheRoomOfAFew) {
+  constexpr int kBlocks = 3000;
+  const auto life = [&](int number, bool clear) {
+    const std::string epoch = "life " + std::to_string(number);
+    index_.StartWorker(0, epoch, kBlocks);
+    std::vector<Event> events;
+    for (int i = 0; i < kBlocks; ++i) events.push_back(Stored(i));
+    index_.Apply(0, Live(epoch, 1, events), kStart);
+    EXPECT_EQ(index_.Lookup(Chain({0, 1, 2}), kStart)[0], 3);
+    if (!clear) return;
+    Event cleared;
+    cleared.kind = Event::Kind::kCleared;
+    index_.Apply(0, Live(epoch, 2, {cleared, Stored(1)}), kStart);
+    EXPECT_EQ(index_.num_entries(), 1u);
+    EXPECT_GT(index_.num_retired(), 0u) << "nothing is left to be taken out later";
+    EXPECT_EQ(index_.Lookup(Chain({0, 1}), kStart)[0], 0);
+    EXPECT_EQ(index_.Lookup(Chain({1, 2}), kStart)[0], 1);
+  };
+  life(0, true);
+  life(1, false);
+  const size_t bytes = index_.approximate_bytes();
+  for (int number = 2; number < 100; ++number) life(number, number % 2 == 0);
+  EXPECT_LE(index_.approximate_bytes(), 2 * bytes);
+  index_.DropWorker(0);
+  EXPECT_EQ(index_.num_entries(), 0u);
+  for (int i = 0; i < 100; ++i) index_.Lookup(Chain({0}), kStart);
+  EXPECT_EQ(index_.num_retired(), 0u);
+}
+
 TEST_F(PrefixIndexTest, ANewEpochDropsEverythingOfTheOld) {
   index_.StartWorker(0, "a", 100);
   index_.Apply(0, Live("a", 1, {Stored(1)}), kStart);
