@@ -4,22 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/model/network_runner.h"
+#include "tests/model/network_equalities.h"
 #include "tests/numerics/compare.h"
 
 namespace model {
 namespace {
-
-std::vector<int32_t> RandomTokens(int32_t count, int32_t vocab_size, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<int32_t> tokens(count);
-  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % vocab_size);
-  return tokens;
-}
 
 class DeepseekV2Test : public ::testing::TestWithParam<const char*> {};
 
@@ -46,23 +38,11 @@ TEST_P(DeepseekV2Test, ChunkedEqualsWholeBitForBit) {
 }
 
 TEST_P(DeepseekV2Test, ThreadsDoNotChangeABit) {
-  NetworkRunner one(GoldenModel(GetParam()), NetworkRunner::Options(), /*num_threads=*/1);
-  NetworkRunner three(GoldenModel(GetParam()), NetworkRunner::Options(), /*num_threads=*/3);
-  const std::vector<int32_t> tokens = RandomTokens(150, one.vocab_size(), 2);
-  engine::Sequence a = one.NewSequence(tokens);
-  engine::Sequence b = three.NewSequence(tokens);
-  EXPECT_TRUE(numerics::BitEqual(three.Run(b, 512, 140), one.Run(a, 512, 140)));
+  ExpectThreadsDoNotChangeABit(GoldenModel(GetParam()));
 }
 
 TEST_P(DeepseekV2Test, AbsorbedEqualsUnabsorbed) {
-  NetworkRunner runner(GoldenModel(GetParam()));
-  const std::vector<int32_t> tokens = RandomTokens(200, runner.vocab_size(), 3);
-  engine::Sequence ragged = runner.NewSequence(tokens);
-  engine::Sequence absorbed = runner.NewSequence(tokens);
-  const std::vector<float> expected = runner.Run(ragged, 512);
-  const std::vector<float> actual = runner.Run(absorbed, 512, /*absorbed_from=*/8);
-  // Same sums in another order; the logits are of order 1.
-  EXPECT_TRUE(numerics::AllClose<float>(actual, expected, {.abs = 1e-4}));
+  ExpectAbsorbedEqualsUnabsorbed(GoldenModel(GetParam()));
 }
 
 // A mixed step (decodes, an absorbed chunk, ragged chunks with and without a prefix) gives every
@@ -71,39 +51,10 @@ TEST_P(DeepseekV2Test, ABatchGivesEverySequenceItsOwnBits) {
   NetworkOptions options = NetworkRunner::Options();
   options.piece_tokens = 128;
   NetworkRunner runner(GoldenModel(GetParam()), options);
-  struct Case {
-    int32_t cached, fresh;
-    bool absorbed;
-  };
-  const Case cases[] = {{70, 1, true},    {300, 1, true},   {5, 1, true},
-                        {129, 9, true},   {0, 40, false},   {0, 1, false},
-                        {190, 64, false}, {64, 130, false}, {0, 64, false}};
-  const int32_t vocab = runner.vocab_size();
-  std::vector<engine::Sequence> batch, alone;
-  std::vector<float> expected;
-  for (size_t i = 0; i < std::size(cases); ++i) {
-    const Case& one = cases[i];
-    const std::vector<int32_t> tokens = RandomTokens(one.cached + one.fresh, vocab, 10 + i);
-    for (auto* list : {&batch, &alone}) {
-      list->push_back(runner.NewSequence(tokens));
-      engine::Sequence& seq = list->back();
-      if (one.cached > 0) {
-        const NetworkRunner::Part prefix{&seq, one.cached};
-        runner.Step({&prefix, 1});
-      }
-    }
-    const NetworkRunner::Part part{&alone.back(), one.fresh, one.absorbed};
-    const std::vector<float> logits = runner.Step({&part, 1});
-    expected.insert(expected.end(), logits.begin(), logits.end());
-  }
-  std::vector<NetworkRunner::Part> parts;
-  for (size_t i = 0; i < std::size(cases); ++i) {
-    parts.push_back({&batch[i], cases[i].fresh, cases[i].absorbed});
-  }
-  EXPECT_TRUE(numerics::BitEqual(runner.Step(parts), expected));
-  for (size_t i = 0; i < std::size(cases); ++i) {
-    EXPECT_EQ(runner.CacheBytes(batch[i]), runner.CacheBytes(alone[i])) << i;
-  }
+  const BatchPart cases[] = {{70, 1, true},    {300, 1, true},   {5, 1, true},
+                             {129, 9, true},   {0, 40, false},   {0, 1, false},
+                             {190, 64, false}, {64, 130, false}, {0, 64, false}};
+  ExpectABatchGivesEverySequenceItsOwnBits(runner, cases);
 }
 
 TEST_P(DeepseekV2Test, ABfloat16CacheStaysNear) {

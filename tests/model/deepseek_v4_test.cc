@@ -4,22 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/model/network_runner.h"
+#include "tests/model/network_equalities.h"
 #include "tests/numerics/compare.h"
 
 namespace model {
 namespace {
-
-std::vector<int32_t> RandomTokens(int32_t count, int32_t vocab_size, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<int32_t> tokens(count);
-  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % vocab_size);
-  return tokens;
-}
 
 NetworkOptions WithCache(KvCacheDtype dtype) {
   NetworkOptions options = NetworkRunner::Options();
@@ -103,52 +95,17 @@ TEST_P(DeepseekV4Test, DecodedEqualsPrefilledBitForBit) {
 }
 
 TEST_P(DeepseekV4Test, ThreadsDoNotChangeABit) {
-  NetworkRunner one(GoldenModel(GetParam()), NetworkRunner::Options(), /*num_threads=*/1);
-  NetworkRunner three(GoldenModel(GetParam()), NetworkRunner::Options(), /*num_threads=*/3);
-  const std::vector<int32_t> tokens = RandomTokens(150, one.vocab_size(), 2);
-  engine::Sequence a = one.NewSequence(tokens);
-  engine::Sequence b = three.NewSequence(tokens);
-  EXPECT_TRUE(numerics::BitEqual(three.Run(b, 512, 140), one.Run(a, 512, 140)));
-  EXPECT_TRUE(three.CacheBytes(b) == one.CacheBytes(a));
+  ExpectThreadsDoNotChangeABit(GoldenModel(GetParam()));
 }
 
 // A mixed step gives every sequence the bits it gets alone: decodes and chunks in all phases of
 // their windows, a decode behind a chunk (its window is then in the buffer).
 TEST_P(DeepseekV4Test, ABatchGivesEverySequenceItsOwnBits) {
   NetworkRunner runner(GoldenModel(GetParam()));
-  struct Case {
-    int32_t cached, fresh;
-    bool absorbed;
-  };
-  const Case cases[] = {{70, 1, true},    {300, 1, true}, {0, 1, true},   {127, 9, true},
-                        {31, 1, true},    {0, 40, false}, {0, 1, false},  {190, 64, false},
-                        {64, 130, false}, {23, 1, false}, {255, 2, false}};
-  const int32_t vocab = runner.vocab_size();
-  std::vector<engine::Sequence> batch, alone;
-  std::vector<float> expected;
-  for (size_t i = 0; i < std::size(cases); ++i) {
-    const Case& one = cases[i];
-    const std::vector<int32_t> tokens = RandomTokens(one.cached + one.fresh, vocab, 10 + i);
-    for (auto* list : {&batch, &alone}) {
-      list->push_back(runner.NewSequence(tokens));
-      engine::Sequence& seq = list->back();
-      if (one.cached > 0) {
-        const NetworkRunner::Part prefix{&seq, one.cached};
-        runner.Step({&prefix, 1});
-      }
-    }
-    const NetworkRunner::Part part{&alone.back(), one.fresh, one.absorbed};
-    const std::vector<float> logits = runner.Step({&part, 1});
-    expected.insert(expected.end(), logits.begin(), logits.end());
-  }
-  std::vector<NetworkRunner::Part> parts;
-  for (size_t i = 0; i < std::size(cases); ++i) {
-    parts.push_back({&batch[i], cases[i].fresh, cases[i].absorbed});
-  }
-  EXPECT_TRUE(numerics::BitEqual(runner.Step(parts), expected));
-  for (size_t i = 0; i < std::size(cases); ++i) {
-    EXPECT_TRUE(runner.CacheBytes(batch[i]) == runner.CacheBytes(alone[i])) << i;
-  }
+  const BatchPart cases[] = {{70, 1, true},    {300, 1, true}, {0, 1, true},   {127, 9, true},
+                             {31, 1, true},    {0, 40, false}, {0, 1, false},  {190, 64, false},
+                             {64, 130, false}, {23, 1, false}, {255, 2, false}};
+  ExpectABatchGivesEverySequenceItsOwnBits(runner, cases);
 }
 
 // Blocks and slot, moved as bytes in the middle of everything, are all there is of a sequence.
