@@ -1,25 +1,30 @@
 #include "cli/bench_command.h"
 
+#include <unistd.h>
+
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <random>
 #include <string>
-#include <thread>
-#include <vector>
+#include <utility>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "cli/grpc_backend.h"
+#include "cli/load_plot.h"
+#include "cli/load_progress.h"
 #include "cli/load_report.h"
+#include "cli/load_run.h"
+#include "cli/load_trace.h"
+#include "cli/openai_backend.h"
 #include "cli/router_flags.h"
-#include "client/ferry_client.h"
 #include "ferry/v1/inference.pb.h"
 #include "service/command_line.h"
 #include "status/status_macros.h"
@@ -27,143 +32,189 @@
 namespace cli {
 namespace {
 
+constexpr int32_t kMaxConcurrency = 4096;
+constexpr int32_t kDefaultRequests = 16;
+
 struct Options {
+  std::string backend = "grpc";
   ferry::ClientOptions client;
+  std::string base_url;
   std::string model;
-  int32_t concurrency = 1;
-  int32_t requests = 16;
-  int32_t input_tokens = 128;
-  int32_t output_tokens = 32;
+  int32_t concurrency = 0;  // 0: one in a closed loop, as many as there are in an open one
+  double request_rate = 0;
+  int32_t requests = 0;  // 0: all of a dataset, else kDefaultRequests
+  std::string input_tokens = "512";
+  std::string output_tokens = "32";
+  int32_t shared_prefix_tokens = 0;
+  int32_t prefix_groups = 1;
+  int32_t turns = 1;
+  std::string dataset;
+  uint32_t vocab_size = 30'000;  // where the server does not tell
   double temperature = 0;
-  double request_rate = 0;  // a second; 0: closed loop
+  bool ignore_eos = true;
   ServiceLevel level;
   std::string json_path;
+  std::string plot_path;
   std::optional<uint64_t> seed;  // absent: drawn, so that a second run finds nothing in caches
   absl::Duration ready_timeout = absl::Seconds(10);
 };
 
-// Prompts are random ids, different for each request, so that no cache helps.
-ferry::v1::GenerateRequest MakeRequest(const Options& options, const ferry::v1::ModelCard& model,
-                                       uint64_t base_seed, int32_t number) {
-  ferry::v1::GenerateRequest request;
-  request.set_model(model.name());
-  std::seed_seq seed{static_cast<uint32_t>(base_seed), static_cast<uint32_t>(base_seed >> 32),
-                     static_cast<uint32_t>(number)};
-  std::mt19937 random(seed);
-  for (int32_t i = 0; i < options.input_tokens; ++i) {
-    request.mutable_tokens()->add_ids(random() % model.vocab_size());
+struct Server {
+  std::unique_ptr<LoadBackend> backend;
+  std::string model;
+  uint32_t vocab_size;
+};
+
+absl::StatusOr<Server> Connect(const Options& options) {
+  const bool openai = options.backend == "openai";
+  if (openai ? options.base_url.empty() : options.client.address.empty()) {
+    return absl::InvalidArgumentError(openai ? "--backend openai needs --base_url"
+                                             : "--backend grpc needs --address");
   }
-  ferry::v1::SamplingParams& sampling = *request.mutable_sampling();
-  sampling.set_temperature(static_cast<float>(options.temperature));
-  sampling.set_max_tokens(options.output_tokens);
-  sampling.set_ignore_eos(true);
-  sampling.set_seed(base_seed + number);
-  return request;
+  if (openai) {
+    const char* key = std::getenv("OPENAI_API_KEY");
+    ASSIGN_OR_RETURN(auto backend,
+                     OpenAiBackend::Connect({.base_url = options.base_url,
+                                             .model = options.model,
+                                             .api_key = key == nullptr ? "" : key,
+                                             .tls_ca_file = options.client.tls_ca_file,
+                                             .tls_cert_file = options.client.tls_cert_file,
+                                             .tls_key_file = options.client.tls_key_file,
+                                             .temperature = options.temperature,
+                                             .ignore_eos = options.ignore_eos}));
+    std::string model = backend->model();
+    return Server{std::move(backend), std::move(model), options.vocab_size};
+  }
+  ASSIGN_OR_RETURN(auto backend, GrpcBackend::Connect({.client = options.client,
+                                                       .model = options.model,
+                                                       .temperature = options.temperature,
+                                                       .ignore_eos = options.ignore_eos,
+                                                       .ready_timeout = options.ready_timeout}));
+  const ferry::v1::ModelCard model = backend->model();
+  return Server{std::move(backend), model.name(), model.vocab_size()};
 }
 
-// When each request is due after the start: a Poisson process, the same for equal seeds.
-std::vector<absl::Duration> Arrivals(const Options& options, uint64_t seed) {
-  std::vector<absl::Duration> due(options.requests, absl::ZeroDuration());
-  if (options.request_rate <= 0) return due;
-  std::mt19937_64 random(seed);
-  std::exponential_distribution<double> gap(options.request_rate);
-  double at = 0;
-  for (absl::Duration& one : due) one = absl::Seconds(at += gap(random));
-  return due;
+absl::StatusOr<std::unique_ptr<Trace>> ChooseTrace(const Options& options, uint32_t vocab_size,
+                                                   uint64_t seed) {
+  ASSIGN_OR_RETURN(const Lengths output, ParseLengths(options.output_tokens));
+  if (!options.dataset.empty()) return ReadDataset(options.dataset, options.requests, output, seed);
+  const int32_t requests = options.requests == 0 ? std::max(kDefaultRequests, options.turns) /
+                                                       options.turns * options.turns
+                                                 : options.requests;
+  if (requests % options.turns != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--requests ", requests, " is no multiple of --turns ", options.turns));
+  }
+  TraceShape shape = {.num_conversations = requests / options.turns,
+                      .turns = options.turns,
+                      .output = output,
+                      .shared_prefix_tokens = options.shared_prefix_tokens,
+                      .prefix_groups = options.prefix_groups,
+                      .vocab_size = vocab_size,
+                      .seed = seed};
+  ASSIGN_OR_RETURN(shape.input, ParseLengths(options.input_tokens));
+  return MakeTrace(shape);
 }
 
-// `due`: when the request's user began to wait.
-absl::StatusOr<MeasuredRequest> RunOne(ferry::Client& client,
-                                       const ferry::v1::GenerateRequest& request, absl::Time due) {
-  MeasuredRequest measured;
-  absl::Time first, last;
-  uint32_t first_tokens = 0;  // of the first message; the time per token is that of the others
-  RETURN_IF_ERROR(client.Generate(request, [&](const ferry::v1::GenerateResponse& response) {
-    const int tokens = response.token_ids_size();
-    if (tokens == 0) return true;
-    const absl::Time now = absl::Now();
-    if (measured.num_tokens == 0) {
-      first = now;
-      first_tokens = tokens;
-    } else {
-      const double each = absl::ToDoubleMilliseconds(now - last) / tokens;
-      measured.itl_ms.insert(measured.itl_ms.end(), tokens, each);
-    }
-    last = now;
-    measured.num_tokens += tokens;
-    return true;
-  }));
-  measured.total_ms = absl::ToDoubleMilliseconds(absl::Now() - due);
-  if (measured.num_tokens == 0) return absl::DataLossError("the stream had no tokens");
-  measured.ttft_ms = absl::ToDoubleMilliseconds(first - due);
-  if (measured.num_tokens > first_tokens) {
-    measured.tpot_ms =
-        absl::ToDoubleMilliseconds(last - first) / (measured.num_tokens - first_tokens);
-  }
-  return measured;
+// Before the run, whose numbers would be lost; what the file has stays until then.
+absl::Status CheckWritable(const std::string& path) {
+  if (path.empty() || std::ofstream(path, std::ios::app)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("cannot write ", path));
 }
 
-absl::StatusOr<ferry::v1::ModelCard> FindModel(ferry::Client& client, const std::string& name) {
-  ASSIGN_OR_RETURN(const auto models, client.ListModels());
-  for (const auto& card : models) {
-    if (name.empty() ? models.size() == 1 : card.name() == name) return card;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("the router serves ", models.size(), " models: choose one with --model"));
+absl::Status Write(const std::string& path, const std::string& text) {
+  if (path.empty() || (std::ofstream(path) << text << std::flush)) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("cannot write ", path));
 }
 
 absl::Status Run(const Options& options) {
-  ASSIGN_OR_RETURN(const auto client, ferry::Client::Create(options.client));
-  RETURN_IF_ERROR(ExplainConnection(client->WaitUntilReady(options.model, options.ready_timeout),
-                                    options.client));
-  ASSIGN_OR_RETURN(const ferry::v1::ModelCard model, FindModel(*client, options.model));
-  std::ofstream json;
-  if (!options.json_path.empty()) {
-    json.open(options.json_path);
-    if (!json) return absl::InvalidArgumentError(absl::StrCat("cannot write ", options.json_path));
+  RETURN_IF_ERROR(CheckWritable(options.json_path));
+  RETURN_IF_ERROR(CheckWritable(options.plot_path));
+  ASSIGN_OR_RETURN(const Server server, Connect(options));
+  LoadReport report;
+  report.seed = options.seed.value_or(uint64_t{std::random_device()()});
+  ASSIGN_OR_RETURN(const auto trace, ChooseTrace(options, server.vocab_size, report.seed));
+  report.model = server.model;
+  report.backend = options.backend;
+  report.load = trace->Describe();
+  report.concurrency = options.concurrency;
+  if (report.concurrency == 0) {
+    report.concurrency =
+        options.request_rate > 0 ? std::min(trace->num_conversations(), kMaxConcurrency) : 1;
   }
-
-  LoadReport report{.model = model.name(),
-                    .num_requests = options.requests,
-                    .input_tokens = options.input_tokens,
-                    .output_tokens = options.output_tokens,
-                    .concurrency = options.concurrency,
-                    .request_rate = options.request_rate,
-                    .seed = options.seed.value_or(uint64_t{std::random_device()()}),
-                    .level = options.level};
-  const std::vector<absl::Duration> arrivals = Arrivals(options, report.seed);
-  std::mutex mutex;  // guards the report's findings; taken once a request
-  std::atomic<int32_t> next{0};
-  const absl::Time start = absl::Now();
-  std::vector<std::thread> threads;
-  for (int32_t t = 0; t < std::min(options.concurrency, options.requests); ++t) {
-    threads.emplace_back([&] {
-      for (int32_t number; (number = next++) < options.requests;) {
-        const ferry::v1::GenerateRequest request = MakeRequest(options, model, report.seed, number);
-        const absl::Time due = options.request_rate > 0 ? start + arrivals[number] : absl::Now();
-        absl::SleepFor(due - absl::Now());
-        auto measured = RunOne(*client, request, due);
-        const std::lock_guard<std::mutex> lock(mutex);
-        if (measured.ok()) {
-          report.good.push_back(*std::move(measured));
-        } else {
-          ++report.failures[absl::StatusCodeToString(measured.status().code()) + ": " +
-                            std::string(measured.status().message())];
-        }
-      }
-    });
+  report.request_rate = options.request_rate;
+  report.level = options.level;
+  {
+    LoadProgress progress;
+    std::optional<ProgressLine> line;
+    if (isatty(STDERR_FILENO) != 0) line.emplace(progress, trace->num_requests(), std::cerr);
+    LoadResult result = RunLoad(*trace,
+                                {.concurrency = report.concurrency,
+                                 .request_rate = report.request_rate,
+                                 .seed = report.seed,
+                                 .vocab_size = server.vocab_size},
+                                *server.backend, SteadyClock(), progress);
+    report.good = std::move(result.good);
+    report.failures = std::move(result.failures);
+    report.seconds = result.seconds;
   }
-  for (std::thread& thread : threads) thread.join();
-  report.seconds = absl::ToDoubleSeconds(absl::Now() - start);
-
   std::cout << report.Text();
-  if (json.is_open() && !(json << report.Json() << std::endl)) {
-    return absl::DataLossError(absl::StrCat("cannot write ", options.json_path));
+  RETURN_IF_ERROR(Write(options.json_path, report.Json() + "\n"));
+  RETURN_IF_ERROR(Write(options.plot_path, absl::EndsWith(options.plot_path, ".svg")
+                                               ? LoadPlotSvg(report)
+                                               : LoadPlotHtml(report)));
+  if (report.good.empty()) {
+    return absl::InternalError(absl::StrCat("all ", report.num_failed(), " requests failed"));
   }
   if (report.num_failed() > 0) {
-    return absl::InternalError(absl::StrCat(report.num_failed(), " requests failed"));
+    return absl::InternalError(
+        absl::StrCat(report.num_failed(), " of ", report.num_requests(), " requests failed"));
   }
   return absl::OkStatus();
+}
+
+void AddLoadFlags(CLI::App& command, Options* options) {
+  const auto add = [&command](const char* flag, auto& field, const char* help) {
+    return command.add_option(flag, field, help)->capture_default_str();
+  };
+  const char* kLoad = "Load";
+  add("--requests", options->requests, "Requests in all; 0: 16, or all of --dataset")
+      ->check(CLI::Range(0, 100'000'000))
+      ->group(kLoad);
+  add("--concurrency", options->concurrency,
+      "Conversations at a time, at most; 0: 1, with --request_rate 4096")
+      ->check(CLI::Range(0, kMaxConcurrency))
+      ->group(kLoad);
+  add("--request_rate", options->request_rate,
+      "Conversations that begin in a second, at random times (Poisson); 0: as soon as one of "
+      "--concurrency has ended")
+      ->check(CLI::Range(0.0, 1e6))
+      ->group(kLoad);
+  add("--input_tokens", options->input_tokens,
+      "Random ids a prompt: N, or LOW:HIGH with each as likely")
+      ->group(kLoad);
+  add("--output_tokens", options->output_tokens, "Tokens an answer: N, or LOW:HIGH")->group(kLoad);
+  add("--shared_prefix_tokens", options->shared_prefix_tokens,
+      "Ids before them, that conversations share")
+      ->check(CLI::Range(0, 1 << 24))
+      ->group(kLoad);
+  add("--prefix_groups", options->prefix_groups, "Different shared prefixes")
+      ->check(CLI::Range(1, 1 << 24))
+      ->group(kLoad);
+  add("--turns", options->turns,
+      "Requests of a conversation: each prompt begins with what came before it and its answer")
+      ->check(CLI::Range(1, 1 << 16))
+      ->group(kLoad);
+  command
+      .add_option("--dataset", options->dataset,
+                  "File of prompts instead, a JSON object a line: prompt (text or ids) or "
+                  "messages; output_tokens")
+      ->group(kLoad);
+  add("--temperature", options->temperature, "0: greedy")->group(kLoad);
+  add("--ignore_eos", options->ignore_eos, "Ask for all --output_tokens")->group(kLoad);
+  command.add_option("--seed", options->seed, "Of prompts, arrivals and sampling; default: drawn")
+      ->check(service::Unsigned64())
+      ->group(kLoad);
 }
 
 }  // namespace
@@ -174,29 +225,37 @@ void AddBenchCommand(CLI::App& app, absl::Status* result) {
   const auto add = [command](const char* flag, auto& field, const char* help) {
     return command->add_option(flag, field, help)->capture_default_str();
   };
-  add("--address", options->client.address, "host:port of the router")->required();
+  add("--backend", options->backend, "grpc, or openai: any server of OpenAI's HTTP API")
+      ->check(CLI::IsMember({"grpc", "openai"}));
+  command->add_option("--address", options->client.address, "host:port of the router");
+  command->add_option(
+      "--base_url", options->base_url,
+      "http://host:port of an OpenAI server; the key is OPENAI_API_KEY of the environment");
   AddTlsFlags(*command, &options->client);
   add("--model", options->model, "Served model; may be left out when there is one");
-  add("--concurrency", options->concurrency, "Requests at a time, at most")
-      ->check(CLI::Range(1, 4096));
-  add("--request_rate", options->request_rate,
-      "Requests a second at random times (Poisson); 0: as soon as one of --concurrency has ended")
-      ->check(CLI::Range(0.0, 1e6));
-  add("--requests", options->requests, "Requests in all")->check(CLI::Range(1, 100'000'000));
-  add("--input_tokens", options->input_tokens, "Random ids a prompt")
-      ->check(CLI::Range(1, 1 << 24));
-  add("--output_tokens", options->output_tokens, "Tokens a request")->check(CLI::Range(1, 1 << 24));
-  add("--temperature", options->temperature, "0: greedy");
+  add("--vocab_size", options->vocab_size,
+      "Random ids are below it, with openai; a router tells it")
+      ->check(CLI::Range(1u, uint32_t{1} << 31));
+  service::AddSecondsFlag(*command, "--ready_timeout_s", &options->ready_timeout,
+                          "Until the model must be ready, with grpc");
+  AddLoadFlags(*command, options.get());
+  const char* kReport = "Report";
   add("--slo_ttft_ms", options->level.ttft_ms,
       "Goodput counts requests with at most this time to the first token; 0: any")
-      ->check(CLI::Range(0.0, 1e9));
+      ->check(CLI::Range(0.0, 1e9))
+      ->group(kReport);
   add("--slo_tpot_ms", options->level.tpot_ms, "... and with this time a further token; 0: any")
-      ->check(CLI::Range(0.0, 1e9));
-  command->add_option("--json", options->json_path, "File that receives the numbers as JSON");
-  command->add_option("--seed", options->seed, "Of prompts and sampling; default: drawn")
-      ->check(service::Unsigned64());
-  service::AddSecondsFlag(*command, "--ready_timeout_s", &options->ready_timeout,
-                          "Until the model must be ready");
+      ->check(CLI::Range(0.0, 1e9))
+      ->group(kReport);
+  add("--slo_e2e_ms", options->level.e2e_ms, "... and with this time to the last token; 0: any")
+      ->check(CLI::Range(0.0, 1e9))
+      ->group(kReport);
+  command->add_option("--json", options->json_path, "File that receives the numbers as JSON")
+      ->group(kReport);
+  command
+      ->add_option("--plot", options->plot_path,
+                   "File that receives them as one page: .svg, else HTML")
+      ->group(kReport);
   command->callback([options, result] { *result = Run(*options); });
 }
 

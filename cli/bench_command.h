@@ -1,4 +1,5 @@
-// ferry bench: a closed loop of requests against a router, and what users would have seen.
+// ferry bench: load on a running system, a router or an OpenAI server, and what its users would
+// have seen.
 
 #ifndef CLI_BENCH_COMMAND_H_
 #define CLI_BENCH_COMMAND_H_

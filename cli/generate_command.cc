@@ -4,6 +4,7 @@
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,7 @@ struct Options {
   ferry::ClientOptions client;  // with an address: through a router
   std::string model;  // a served model's name, or without an address a checkpoint directory
   engine::EngineOptions engine;  // without an address
-  std::string prompt;
+  std::optional<std::string> prompt;
   std::vector<uint32_t> prompt_ids;
   ferry::v1::GenerateRequest request;
   bool print_ids = false;
@@ -37,12 +38,16 @@ absl::Status Run(Options& options) {
     return absl::InvalidArgumentError(
         "need --address of a router or --model, a checkpoint directory");
   }
-  if (options.prompt_ids.empty()) {
+  if (!options.prompt.has_value() && options.prompt_ids.empty()) {
+    return absl::InvalidArgumentError(
+        "no prompt: give --prompt, a text or - for standard input, or --prompt_ids");
+  }
+  if (options.prompt.has_value()) {
     if (options.prompt == "-") {
-      options.prompt.assign(std::istreambuf_iterator<char>(std::cin),
-                            std::istreambuf_iterator<char>());
+      options.prompt->assign(std::istreambuf_iterator<char>(std::cin),
+                             std::istreambuf_iterator<char>());
     }
-    request.set_text(options.prompt);
+    request.set_text(*options.prompt);
   } else {
     request.mutable_tokens()->mutable_ids()->Add(options.prompt_ids.begin(),
                                                  options.prompt_ids.end());

@@ -20,6 +20,7 @@ LatencyStats Summarize(std::vector<double> values) {
   const double sum = std::accumulate(values.begin(), values.end(), 0.0);
   return {.mean = sum / static_cast<double>(values.size()),
           .median = Percentile(values, 0.5),
+          .p90 = Percentile(values, 0.9),
           .p99 = Percentile(values, 0.99)};
 }
 

@@ -10,6 +10,7 @@ namespace cli {
 struct LatencyStats {
   double mean = 0;
   double median = 0;
+  double p90 = 0;
   double p99 = 0;
 };
 

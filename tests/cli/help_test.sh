@@ -51,6 +51,8 @@ for flag in --seed=-1 --seed=18446744073709551616 --num_threads=100000 --num_thr
   name=${flag%%=*}
   grep -q "^ferry: .*${name#--}.*${flag#*=}" <<< "$said" || fail "generate $flag says: $said"
 done
+said=$("$bin/ferry" generate --address 127.0.0.1:1 2>&1) && fail "generate without a prompt succeeded"
+grep -q "^ferry: no prompt: give --prompt" <<< "$said" || fail "generate without a prompt says: $said"
 said=$("$bin/ferry" bench --address 127.0.0.1:1 --ready_timeout_s nan 2>&1) && fail "nan succeeded"
 grep -q "^ferry: --ready_timeout_s" <<< "$said" || fail "bench --ready_timeout_s nan says: $said"
 echo "passed"

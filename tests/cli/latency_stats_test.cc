@@ -13,6 +13,7 @@ TEST(LatencyStatsTest, PercentilesAreMeasuredValues) {
   const LatencyStats stats = Summarize(values);
   EXPECT_DOUBLE_EQ(stats.mean, 50.5);
   EXPECT_EQ(stats.median, 50);
+  EXPECT_EQ(stats.p90, 90);
   EXPECT_EQ(stats.p99, 99);
 }
 

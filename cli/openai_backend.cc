@@ -1,0 +1,287 @@
+#include "cli/openai_backend.h"
+
+#include <curl/curl.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "cli/sse_reader.h"
+#include "nlohmann/json.hpp"
+#include "status/status_macros.h"
+
+namespace cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kMaxErrorBytes = 1 << 20;  // of an answer that is no stream
+constexpr size_t kMaxShownBytes = 300;
+
+struct CurlDeleter {
+  void operator()(CURL* curl) const { curl_easy_cleanup(curl); }
+  void operator()(curl_slist* list) const { curl_slist_free_all(list); }
+};
+using CurlHandle = std::unique_ptr<CURL, CurlDeleter>;
+using CurlList = std::unique_ptr<curl_slist, CurlDeleter>;
+
+absl::StatusCode CodeOf(long http) {
+  switch (http) {
+    case 400:
+      return absl::StatusCode::kInvalidArgument;
+    case 401:
+      return absl::StatusCode::kUnauthenticated;
+    case 403:
+      return absl::StatusCode::kPermissionDenied;
+    case 404:
+      return absl::StatusCode::kNotFound;
+    case 429:
+      return absl::StatusCode::kResourceExhausted;
+    case 503:
+      return absl::StatusCode::kUnavailable;
+    case 504:
+      return absl::StatusCode::kDeadlineExceeded;
+    default:
+      return absl::StatusCode::kInternal;
+  }
+}
+
+// The message of an error in OpenAI's shape, or what else there is.
+std::string ErrorMessage(const std::string& body) {
+  const json parsed = json::parse(body, nullptr, /*allow_exceptions=*/false);
+  if (parsed.is_object() && parsed.contains("error")) {
+    const json& error = parsed["error"];
+    if (error.is_object() && error.contains("message") && error["message"].is_string())
+      return error["message"];
+    return error.dump();
+  }
+  return body.substr(0, kMaxShownBytes);
+}
+
+// An answer as it arrives.
+struct Stream {
+  const std::function<void(uint32_t)>* on_output = nullptr;  // null: no stream is expected
+  CURL* curl = nullptr;
+  SseReader events = {};
+  std::string body = {};  // of what is no stream
+  LoadAnswer answer = {};
+  absl::Status failure = {};
+  bool done = false;
+};
+
+std::optional<uint32_t> Count(const json& object, const char* field) {
+  const auto found = object.find(field);
+  if (found == object.end() || !found->is_number_unsigned()) return {};
+  return found->get<uint32_t>();
+}
+
+void TakeUsage(const json& usage, LoadAnswer* answer) {
+  answer->output_tokens = Count(usage, "completion_tokens");
+  answer->prompt_tokens = Count(usage, "prompt_tokens");
+  if (const auto details = usage.find("prompt_tokens_details");
+      details != usage.end() && details->is_object()) {
+    answer->cached_tokens = Count(*details, "cached_tokens");
+  }
+}
+
+bool HasText(const json& choice, const char* field) {
+  const auto found = choice.find(field);
+  return found != choice.end() &&
+         ((found->is_string() && !found->get_ref<const std::string&>().empty()) ||
+          (found->is_array() && !found->empty()));
+}
+
+void TakeEvent(std::string_view data, Stream* stream) {
+  if (data == "[DONE]") {
+    stream->done = true;
+    return;
+  }
+  const json event = json::parse(data, nullptr, /*allow_exceptions=*/false);
+  if (!event.is_object()) {
+    stream->failure = absl::DataLossError(
+        absl::StrCat("an event is no JSON object: ", std::string(data.substr(0, kMaxShownBytes))));
+    return;
+  }
+  if (event.contains("error")) {
+    stream->failure =
+        absl::InternalError(absl::StrCat("in the stream: ", ErrorMessage(std::string(data))));
+    return;
+  }
+  if (const auto usage = event.find("usage"); usage != event.end() && usage->is_object()) {
+    TakeUsage(*usage, &stream->answer);
+  }
+  const auto choices = event.find("choices");
+  if (choices == event.end() || !choices->is_array() || choices->empty() ||
+      !choices->front().is_object())
+    return;
+  const json& choice = choices->front();
+  const json delta = choice.value("delta", json::object());
+  if (HasText(choice, "text") || HasText(delta, "content") || HasText(delta, "reasoning_content") ||
+      HasText(delta, "tool_calls")) {
+    (*stream->on_output)(1);
+  }
+}
+
+size_t OnBytes(char* bytes, size_t, size_t size, void* user) {
+  auto* stream = static_cast<Stream*>(user);
+  long status = 0;
+  curl_easy_getinfo(stream->curl, CURLINFO_RESPONSE_CODE, &status);
+  if (status == 200 && stream->on_output != nullptr) {
+    stream->events.Add({bytes, size}, [stream](std::string_view data) {
+      if (stream->failure.ok()) TakeEvent(data, stream);
+    });
+  } else if (stream->body.size() + size <= kMaxErrorBytes) {
+    stream->body.append(bytes, size);
+  }
+  return size;
+}
+
+class Connections final : public OpenAiBackend {
+ public:
+  explicit Connections(const OpenAiOptions& options) : options_(options) {
+    const absl::string_view url = absl::StripSuffix(options.base_url, "/");
+    base_ = absl::StrCat(url, absl::EndsWith(url, "/v1") ? "" : "/v1");
+  }
+
+  absl::Status FindModel() {
+    Stream stream;
+    RETURN_IF_ERROR(Call("/models", "", &stream));
+    const json parsed = json::parse(stream.body, nullptr, /*allow_exceptions=*/false);
+    std::vector<std::string> names;
+    if (parsed.is_object() && parsed.contains("data") && parsed["data"].is_array()) {
+      for (const json& model : parsed["data"]) {
+        if (model.is_object() && model.contains("id") && model["id"].is_string())
+          names.push_back(model["id"]);
+      }
+    }
+    if (options_.model.empty() && names.size() == 1) options_.model = names.front();
+    if (std::find(names.begin(), names.end(), options_.model) != names.end())
+      return absl::OkStatus();
+    return absl::NotFoundError(absl::StrCat(
+        base_, " serves ", names.empty() ? "no model" : absl::StrJoin(names, ", "), ": ",
+        options_.model.empty() ? "choose one with --model" : "not " + options_.model));
+  }
+
+  const std::string& model() const override { return options_.model; }
+
+  absl::StatusOr<LoadAnswer> Send(const LoadRequest& request,
+                                  const std::function<void(uint32_t)>& on_output) override {
+    json body = {{"model", options_.model},
+                 {"max_tokens", request.output_tokens},
+                 {"temperature", options_.temperature},
+                 {"seed", request.seed},
+                 {"stream", true},
+                 {"stream_options", {{"include_usage", true}}}};
+    if (options_.ignore_eos) body["ignore_eos"] = true;
+    const bool chat = !request.prompt.messages.empty();
+    if (chat) {
+      body["messages"] = json::parse(request.prompt.messages);
+    } else if (request.prompt.ids.empty()) {
+      body["prompt"] = request.prompt.text;
+    } else {
+      body["prompt"] = request.prompt.ids;
+    }
+    Stream stream;
+    stream.on_output = &on_output;
+    RETURN_IF_ERROR(Call(chat ? "/chat/completions" : "/completions",
+                         body.dump(-1, ' ', false, json::error_handler_t::replace), &stream));
+    RETURN_IF_ERROR(stream.failure);
+    if (!stream.done) return absl::DataLossError("the stream ended without [DONE]");
+    return std::move(stream.answer);
+  }
+
+ private:
+  // GETs without a body, else POSTs it; `stream` receives the answer.
+  absl::Status Call(const std::string& path, const std::string& body, Stream* stream) {
+    CurlHandle handle = Take();
+    if (handle == nullptr) return absl::InternalError("libcurl gives no handle");
+    CURL* curl = handle.get();
+    stream->curl = curl;
+    CurlList headers;
+    const auto add_header = [&headers](const std::string& header) {
+      headers = CurlList(curl_slist_append(headers.release(), header.c_str()));
+    };
+    add_header("Content-Type: application/json");
+    add_header("Expect:");  // no question before a long body
+    if (!options_.api_key.empty()) add_header("Authorization: Bearer " + options_.api_key);
+    curl_easy_setopt(curl, CURLOPT_URL, (base_ + path).c_str());
+    curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(curl, CURLOPT_TCP_NODELAY, 1L);
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers.get());
+    curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS,
+                     static_cast<long>(absl::ToInt64Milliseconds(options_.timeout)));
+    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, &OnBytes);
+    curl_easy_setopt(curl, CURLOPT_WRITEDATA, stream);
+    char said[CURL_ERROR_SIZE] = "";
+    curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, said);
+    for (const auto& [option, file] : {std::pair{CURLOPT_CAINFO, &options_.tls_ca_file},
+                                       std::pair{CURLOPT_SSLCERT, &options_.tls_cert_file},
+                                       std::pair{CURLOPT_SSLKEY, &options_.tls_key_file}}) {
+      if (!file->empty()) curl_easy_setopt(curl, option, file->c_str());
+    }
+    if (!body.empty()) {
+      curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(body.size()));
+      curl_easy_setopt(curl, CURLOPT_POSTFIELDS, body.data());
+    }
+    const CURLcode code = curl_easy_perform(curl);
+    if (code != CURLE_OK) return Failure(code, said[0] == '\0' ? curl_easy_strerror(code) : said);
+    long status = 0;
+    curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);
+    GiveBack(std::move(handle));
+    if (status == 200) return absl::OkStatus();
+    return absl::Status(CodeOf(status),
+                        absl::StrCat("HTTP ", status, ": ", ErrorMessage(stream->body)));
+  }
+
+  static absl::Status Failure(CURLcode code, const std::string& said) {
+    switch (code) {
+      case CURLE_OPERATION_TIMEDOUT:
+        return absl::DeadlineExceededError(said);
+      case CURLE_URL_MALFORMAT:
+      case CURLE_UNSUPPORTED_PROTOCOL:
+      case CURLE_SSL_CACERT_BADFILE:
+      case CURLE_SSL_CERTPROBLEM:
+        return absl::InvalidArgumentError(said);
+      default:
+        return absl::UnavailableError(said);
+    }
+  }
+
+  // A handle keeps its connection; the one used last is the one taken next.
+  CurlHandle Take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (idle_.empty()) return CurlHandle(curl_easy_init());
+    CurlHandle handle = std::move(idle_.back());
+    idle_.pop_back();
+    return handle;
+  }
+  void GiveBack(CurlHandle handle) {
+    curl_easy_reset(handle.get());
+    const std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(std::move(handle));
+  }
+
+  OpenAiOptions options_;
+  std::string base_;
+  std::mutex mutex_;  // guards idle_
+  std::vector<CurlHandle> idle_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<OpenAiBackend>> OpenAiBackend::Connect(
+    const OpenAiOptions& options) {
+  static const CURLcode started = curl_global_init(CURL_GLOBAL_DEFAULT);
+  if (started != CURLE_OK) return absl::InternalError(curl_easy_strerror(started));
+  auto connections = std::make_unique<Connections>(options);
+  RETURN_IF_ERROR(connections->FindModel());
+  return connections;
+}
+
+}  // namespace cli

@@ -1,0 +1,30 @@
+// SseReader: cuts a body of server-sent events, which arrives in pieces, into events.
+//
+// Thread-compatible.
+
+#ifndef CLI_SSE_READER_H_
+#define CLI_SSE_READER_H_
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace cli {
+
+class SseReader final {
+ public:
+  // Calls `on_event` with the data of every event that `bytes` completes: its `data:` lines, joined
+  // by newlines.  Comments, other fields and events without data are passed over.
+  void Add(std::string_view bytes, const std::function<void(std::string_view)>& on_event);
+
+ private:
+  void TakeLine(std::string_view line, const std::function<void(std::string_view)>& on_event);
+
+  std::string line_;  // begun, without its end
+  std::string data_;  // of the event begun
+  bool has_data_ = false;
+};
+
+}  // namespace cli
+
+#endif  // CLI_SSE_READER_H_
