@@ -9,6 +9,7 @@ serve=
 trap '[ -z "$serve" ] || kill -9 $serve 2>/dev/null || true; rm -r "$dir"' EXIT
 fail() { echo "FAILED: $*"; exit 1; }
 
+[ "$("$build/bin/ferry" --version)" = "$version" ] || fail "the package is $version, ferry is $("$build/bin/ferry" --version)"
 cmake --install "$build" --prefix "$dir/first" --component sdk > "$dir/install.log"
 headers=$(cd "$dir/first" && find . -name '*.h' | sort | xargs)
 [ "$headers" = "./include/ferry/ferry_client.h ./include/ferry/v1/inference.pb.h" ] || fail "headers: $headers"

@@ -5,6 +5,7 @@ Run by the virtual environment's Python:   client_test.py BIN_DIR SOURCE_DIR
 from __future__ import annotations
 
 import concurrent.futures
+import importlib.metadata
 import pathlib
 import re
 import subprocess
@@ -227,7 +228,11 @@ class FakeServerTest(unittest.TestCase):
         self.assertEqual(caught.exception.message, "not ready after 0.3 s: the router does not answer")
 
 
-class ArgumentTest(unittest.TestCase):
+class PackageTest(unittest.TestCase):
+    def test_the_version_is_that_of_the_programs(self) -> None:
+        said = subprocess.run([BINARIES / "ferry", "--version"], capture_output=True, text=True, check=True, timeout=LIMIT_S)
+        self.assertEqual(importlib.metadata.version("ferry-client"), said.stdout.strip())
+
     def test_arguments_out_of_range(self) -> None:
         cases: list[tuple[dict[str, Any], str]] = [
             ({"address": ""}, "address is empty"),
