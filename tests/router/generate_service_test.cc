@@ -250,10 +250,16 @@ TEST_F(RouterFixture, ABurstDoesNotHerdBeyondWhatItCosts) {
   }
   StartRouter();
   const auto opened = [&] { return p1->prefills().size() + p2->prefills().size(); };
-  // 2000 tokens are 20 ms of work at these workers.  The queue of the first request costs the
-  // second as much as computing the prompt at the other worker.
+  // 2000 tokens are 20 ms of work at these workers, and half of that with the common prefix: two
+  // queued requests cost the third as much as computing all of its prompt at the other worker.
   std::vector<std::unique_ptr<RunningCall>> calls;
-  for (int i = 0; i < 20; ++i) calls.push_back(Start(Tokens(2000)));
+  for (uint32_t i = 0; i < 20; ++i) {
+    ferry::v1::GenerateRequest request = Tokens(2000);
+    for (int t = 1024; t < 2000; ++t) {
+      request.mutable_tokens()->set_ids(t, 50 + i + static_cast<uint32_t>(t) / 64);
+    }
+    calls.push_back(Start(request));
+  }
   ASSERT_TRUE(p1->WaitFor([&] { return opened() == 20; }));
   EXPECT_GE(std::min(p1->prefills().size(), p2->prefills().size()), 4u);
   // Different prompts see the load that was charged a moment ago, although no report shows it.

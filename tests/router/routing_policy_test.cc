@@ -83,7 +83,10 @@ TEST_F(RoutingPolicyTest, ThePrefillWorkerWithThePrefixWinsUntilItsQueueCostsMor
   std::vector<WorkerView> workers = {Prefill(0), Prefill(1), Decode(2)};
   workers[1].cached_tokens = 640;
   EXPECT_EQ(Pick(Request(1000), workers).choice.prefill, 1);
-  workers[1].waiting_tokens = 900;  // 0.9 s of work against 0.64 s saved
+  // 0.9 s of work against 0.64 s saved, and 0.64 s of a worker for others.
+  workers[1].waiting_tokens = 900;
+  EXPECT_EQ(Pick(Request(1000), workers).choice.prefill, 1);
+  workers[1].waiting_tokens = 1400;
   EXPECT_EQ(Pick(Request(1000), workers).choice.prefill, 0);
 }
 
