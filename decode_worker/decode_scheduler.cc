@@ -9,6 +9,7 @@
 #include "spdlog/spdlog.h"
 #include "status/check.h"
 #include "status/grpc_status.h"
+#include "tracing/trace_context.h"
 
 namespace decode_worker {
 namespace {
@@ -263,7 +264,8 @@ void DecodeScheduler::OnSample(Branch& branch, const kernels::SampleResult& samp
 
 void DecodeScheduler::OnPreempted(Branch& branch) {
   const Request& request = *requests_.at(branch.serial);
-  spdlog::debug("request_id={} branch={} preempted tokens={}", request.spec.id.request_id,
+  spdlog::debug("request_id={} trace_id={} branch={} preempted tokens={}",
+                request.spec.id.request_id, tracing::TraceIdOf(request.spec.traceparent),
                 branch.index, branch.seq.tokens.size());
   admission_.Leave(branch);
   for (Branch* fork : branch.forks) admission_.Leave(*fork);
@@ -328,6 +330,7 @@ void DecodeScheduler::EndRequest(Request& request, const absl::Status& status) {
     receiver_.Abandon(request.transfer_id,
                       absl::AbortedError(absl::StrCat("the request has ended: ", why)));
     notify_sender_({.request = request.spec.id,
+                    .traceparent = request.spec.traceparent,
                     .transfer_id = request.transfer_id,
                     .sender = request.sender,
                     .cause = why});
@@ -349,12 +352,13 @@ void DecodeScheduler::EndRequest(Request& request, const absl::Status& status) {
   metrics_->CountRequest(status);
   metrics_->CountGeneratedTokens(static_cast<int32_t>(request.usage.output_tokens));
   spdlog::info(
-      "request_id={} attempt={} status={} prompt_tokens={} output_tokens={} cached_tokens={} "
+      "request_id={} trace_id={} attempt={} status={} prompt_tokens={} output_tokens={} "
+      "cached_tokens={} "
       "computed_tokens={} kv_bytes={} wait_ms={:.1f} ttft_ms={:.1f} total_ms={:.1f}{}",
-      service::LogValue(request.spec.id.request_id), request.spec.id.attempt,
-      status::CodeName(status.code()), request.spec.tokens.size(), request.usage.output_tokens,
-      request.usage.cached_tokens, request.usage.computed_tokens, request.usage.kv_bytes_received,
-      request.usage.wait_ms, ttft_ms, total_ms,
+      service::LogValue(request.spec.id.request_id), tracing::TraceIdOf(request.spec.traceparent),
+      request.spec.id.attempt, status::CodeName(status.code()), request.spec.tokens.size(),
+      request.usage.output_tokens, request.usage.cached_tokens, request.usage.computed_tokens,
+      request.usage.kv_bytes_received, request.usage.wait_ms, ttft_ms, total_ms,
       status.ok() ? "" : absl::StrCat(" cause=", service::LogValue(why)));
   ForgetLive(request.spec.id);
   Publish();
@@ -404,7 +408,7 @@ void DecodeScheduler::Publish() {
   std::vector<engine::BlockEvent> events = runtime_->pool->TakeEvents();
   if (!events.empty()) events_->Append(std::move(events));
   metrics_->SetBlocks(now.blocks);
-  metrics_->SetRequests(now.running_requests, now.waiting_requests);
+  metrics_->SetRequests(now.running_requests, now.waiting_requests, now.waiting_tokens);
   metrics_->SetTransfersInFlight(receiver_.num_receiving());
   ReportBatch();
   {

@@ -7,6 +7,7 @@
 
 #include "decode_worker/decode_scheduler.h"
 #include "ferry/v1/worker.grpc.pb.h"
+#include "service/trace_metadata.h"
 #include "status/grpc_status.h"
 
 namespace decode_worker {
@@ -61,6 +62,7 @@ class DecodeStream final : public grpc::ServerWriteReactor<DecodeEvent>,
     self_ = shared_from_this();
     absl::StatusOr<RequestSpec> spec = CheckRequest(request, limits);
     if (!spec.ok()) return OnEnd(spec.status(), {});
+    spec->traceparent = service::ReceivedTraceparent(*context_);
     const absl::StatusOr<uint64_t> submitted =
         scheduler_->Submit(std::move(*spec), shared_from_this());
     if (!submitted.ok()) return OnEnd(submitted.status(), {});

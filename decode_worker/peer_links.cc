@@ -8,7 +8,9 @@
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "service/process.h"
+#include "service/trace_metadata.h"
 #include "spdlog/spdlog.h"
+#include "tracing/trace_context.h"
 
 namespace decode_worker {
 namespace {
@@ -28,6 +30,7 @@ struct PeerLinks::AbortCall {
   std::unique_ptr<grpc::ClientContext> context;
   ferry::v1::AbortTransferRequest request;
   ferry::v1::AbortTransferResponse response;
+  std::string traceparent;
   int attempts = 0;
 };
 
@@ -111,6 +114,7 @@ void PeerLinks::NotifyAborted(const AbortNotice& notice) {
                                 notice.transfer_id.size());
   call->request.set_caller_epoch(own_epoch_.ToBytes());
   call->request.set_cause(notice.cause);
+  call->traceparent = notice.traceparent;
   StartAbort(std::move(call));
 }
 
@@ -120,6 +124,7 @@ void PeerLinks::StartAbort(std::shared_ptr<AbortCall> call) {
     std::lock_guard lock(mutex_);
     if (stopping_) return;
     call->context = std::make_unique<grpc::ClientContext>();
+    service::AddTraceparent(call->traceparent, call->context.get());
     call->context->set_deadline(std::chrono::system_clock::now() +
                                 absl::ToChronoNanoseconds(timeout_));
     ++call->attempts;
@@ -137,9 +142,10 @@ void PeerLinks::StartAbort(std::shared_ptr<AbortCall> call) {
         }
         if (again) return StartAbort(std::move(ended));
         if (!status.ok()) {
-          spdlog::warn("request_id={} abort not delivered epoch={} cause={}",
+          spdlog::warn("request_id={} trace_id={} abort not delivered epoch={} cause={}",
                        service::LogValue(ended->request.key().request_id()),
-                       ended->peer->epoch.ToHex(), service::LogValue(status.error_message()));
+                       tracing::TraceIdOf(ended->traceparent), ended->peer->epoch.ToHex(),
+                       service::LogValue(status.error_message()));
         }
       });
 }

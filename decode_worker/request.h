@@ -24,6 +24,7 @@ using Clock = std::chrono::steady_clock;
 // A checked request (request_check.h).
 struct RequestSpec {
   worker::RequestId id;
+  std::string traceparent = {};      // as it was received; goes to the prefill worker
   std::vector<int32_t> tokens;       // the prompt; after a migration also the tokens emitted so far
   int32_t num_prompt_tokens = 0;     // how many of them are the user's prompt
   engine::SamplingOptions sampling;  // of branch 0; max_tokens and min_tokens count from

@@ -91,7 +91,8 @@ void KvSendImpl::OnLinked(absl::StatusOr<std::shared_ptr<Stub>> stub) {
             stub->async(), &AsyncStub::Reserve, request, options.reserve_wait + kAnswerSlack,
             [self, stub](absl::StatusOr<ReserveResponse> response) {
               self->OnReserved(std::move(response));
-            });
+            },
+            self->spec_.traceparent);
       });
     }
   }
@@ -243,7 +244,8 @@ void KvSendImpl::OnDrained(const kv_transfer::OutgoingResult& result) {
                 self->context_.runtime->options.transfer_total,
                 [self, stub](absl::StatusOr<ferry::v1::TransferDoneResponse> response) {
                   self->OnConfirmed(response.status());
-                });
+                },
+                self->spec_.traceparent);
       });
     }
   }
@@ -318,6 +320,7 @@ void KvSendImpl::EndLocked(absl::Status status, Actions& actions) {
     result_.groups = context_.runtime->engine->cache_layout().BytesOf(
         result_.cached_tokens, spec_.num_tokens, !spec_.state_slot.empty());
     context_.metrics->ObserveTransfer(result_.duration, result_.num_bytes, result_.groups);
+    context_.metrics->CountLinkBytes(result_.link, result_.num_bytes);
   } else if (!result_.no_room) {
     context_.metrics->CountTransferFailure(status);
   }
@@ -339,7 +342,7 @@ void KvSendImpl::TellPeer(const std::string& cause, Actions& actions) {
     self->context_.calls
         ->Start<AsyncStub, ferry::v1::AbortTransferRequest, ferry::v1::AbortTransferResponse>(
             stub->async(), &AsyncStub::AbortTransfer, request, kBestEffortTimeout,
-            [stub](absl::StatusOr<ferry::v1::AbortTransferResponse>) {});
+            [stub](absl::StatusOr<ferry::v1::AbortTransferResponse>) {}, self->spec_.traceparent);
   });
 }
 
@@ -351,7 +354,7 @@ void KvSendImpl::ReleaseReservation(const std::string& transfer_id, Actions& act
   actions.push_back([self = shared_from_this(), stub = stub_, request = std::move(request)] {
     self->context_.calls->Start<AsyncStub, ferry::v1::ReleaseRequest, ferry::v1::ReleaseResponse>(
         stub->async(), &AsyncStub::Release, request, kBestEffortTimeout,
-        [stub](absl::StatusOr<ferry::v1::ReleaseResponse>) {});
+        [stub](absl::StatusOr<ferry::v1::ReleaseResponse>) {}, self->spec_.traceparent);
   });
 }
 

@@ -49,6 +49,7 @@ using PushReply = std::function<void(absl::StatusOr<PrefillSummary>)>;
 struct PrefillRequest {
   // As it came.
   worker::RequestId id;
+  std::string traceparent;  // as it was received; goes to the decode worker
   Destination destination;
   std::shared_ptr<PrefillSink> sink;
   uint64_t stream_id = 0;  // of the sink's RPC: a duplicate has the same id, but another stream

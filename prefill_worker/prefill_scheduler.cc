@@ -323,7 +323,7 @@ void PrefillScheduler::Publish() {
   if (const engine::StateSlots* const slots = runtime_->pool->state_slots(); slots != nullptr) {
     metrics_->SetStateSlots(cache.state_slots, *slots);
   }
-  metrics_->SetRequests(running, waiting);
+  metrics_->SetRequests(running, waiting, waiting_tokens);
   metrics_->SetLeases(leases);
   const std::lock_guard<std::mutex> lock(mutex_);
   cache_ = cache;

@@ -9,6 +9,7 @@
 #include "ferry/v1/kv_transfer.grpc.pb.h"
 #include "ferry/v1/worker.grpc.pb.h"
 #include "service/server_reactors.h"
+#include "service/trace_metadata.h"
 #include "status/grpc_status.h"
 #include "status/status_macros.h"
 #include "worker/request_spec.h"
@@ -90,7 +91,7 @@ class PrefillService final : public ferry::v1::PrefillWorker::CallbackService {
   }
 
   grpc::ServerWriteReactor<PrefillEvent>* Prefill(
-      grpc::CallbackServerContext*, const ferry::v1::PrefillRequest* message) override {
+      grpc::CallbackServerContext* context, const ferry::v1::PrefillRequest* message) override {
     const uint64_t stream_id = ++last_stream_id_;
     auto stream = EventStream::Create([this, stream_id] { scheduler_->Break(stream_id); });
     absl::StatusOr<std::unique_ptr<PrefillRequest>> request = Parse(*message);
@@ -98,6 +99,7 @@ class PrefillService final : public ferry::v1::PrefillWorker::CallbackService {
       stream->End(status::ToGrpc(request.status()));
       return stream.get();
     }
+    (*request)->traceparent = service::ReceivedTraceparent(*context);
     (*request)->sink = std::make_shared<StreamSink>(stream);
     (*request)->stream_id = stream_id;
     EventStream* const reactor = stream.get();  // gRPC's own reference keeps it

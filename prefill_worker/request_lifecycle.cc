@@ -9,6 +9,7 @@
 #include "service/process.h"
 #include "spdlog/spdlog.h"
 #include "status/grpc_status.h"
+#include "tracing/trace_context.h"
 
 namespace prefill_worker {
 namespace {
@@ -117,6 +118,7 @@ void PrefillScheduler::StartSend(Request& request, const RequestId& id,
                                  const Destination& destination) {
   SendSpec spec;
   spec.id = id;
+  spec.traceparent = request.traceparent;
   spec.destination = destination;
   spec.num_tokens = request.num_tokens();
   for (const engine::BlockId block : request.seq.blocks)
@@ -184,9 +186,10 @@ void PrefillScheduler::Hold(Request& request, const absl::Status& cause) {
   if (request.held) return;
   request.held = true;
   request.sink->Held(options_.worker.kv_lease, std::string(cause.message()));
-  spdlog::info("request_id={} attempt={} held blocks={} cause={}",
-               service::LogValue(request.id.request_id), request.id.attempt,
-               request.seq.blocks.size(), service::LogValue(std::string(cause.message())));
+  spdlog::info("request_id={} trace_id={} attempt={} held blocks={} cause={}",
+               service::LogValue(request.id.request_id), tracing::TraceIdOf(request.traceparent),
+               request.id.attempt, request.seq.blocks.size(),
+               service::LogValue(std::string(cause.message())));
 }
 
 void PrefillScheduler::End(Request& request, absl::Status verdict) {
@@ -214,12 +217,14 @@ void PrefillScheduler::Finish(Request& request) {
   const absl::Time now = absl::Now();
   const SendResult& result = request.last_result;
   spdlog::info(
-      "request_id={} attempt={} status={} prompt_tokens={} cached_tokens={} collected_tokens={} "
+      "request_id={} trace_id={} attempt={} status={} prompt_tokens={} cached_tokens={} "
+      "collected_tokens={} "
       "kv_blocks={} kv_bytes={} link={} queue_ms={:.1f} compute_ms={:.1f} transfer_ms={:.1f} "
       "total_ms={:.1f}{}",
-      service::LogValue(request.id.request_id), request.id.attempt,
-      status::CodeName(verdict.code()), request.num_tokens(), request.cached_tokens,
-      request.num_collected, result.num_blocks, result.num_bytes, service::LogValue(result.link),
+      service::LogValue(request.id.request_id), tracing::TraceIdOf(request.traceparent),
+      request.id.attempt, status::CodeName(verdict.code()), request.num_tokens(),
+      request.cached_tokens, request.num_collected, result.num_blocks, result.num_bytes,
+      service::LogValue(result.link),
       Ms((request.started ? request.start_time : now) - request.arrived),
       Ms(request.started ? std::min(request.computed_time, now) - request.start_time
                          : absl::ZeroDuration()),

@@ -19,6 +19,7 @@
 #include "router/wire_parse.h"
 #include "router/work_pool.h"
 #include "service/process.h"
+#include "service/trace_metadata.h"
 #include "status/grpc_status.h"
 #include "status/status_macros.h"
 
@@ -78,6 +79,8 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
       deadline_ =
           arrival_ + absl::FromChrono(context_->deadline() - std::chrono::system_clock::now());
     }
+    trace_ = tracing::BeginSpan(service::ReceivedTraceparent(*context_), router_->trace_ratio());
+    context_->AddInitialMetadata(tracing::kTraceparent, tracing::Traceparent(trace_));
     auto request = std::make_shared<GenerateRequest>();
     const absl::Status status = Parse(buffer, request.get());
     if (!status.ok()) {
@@ -150,6 +153,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     }
     prepared->arrival = arrival_;
     prepared->deadline = deadline_;
+    prepared->trace = trace_;
     router_->metrics()->ObserveStage("tokenize", EventLoop::Now() - arrival_);
     router_->loop()->Post([self = shared_from_this(), submitted = std::move(*prepared)]() mutable {
       const std::string request_id = submitted.request_id;
@@ -164,8 +168,8 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 
   // Ends a call that has not become a Generation.  Any thread.
   void Reject(const std::string& request_id, const absl::Status& status) {
-    spdlog::info("request_id={} status={} phase=new cause={}",
-                 request_id.empty() ? "-" : service::LogValue(request_id),
+    spdlog::info("request_id={} trace_id={} status={} phase=new cause={}",
+                 request_id.empty() ? "-" : service::LogValue(request_id), trace_.trace_id,
                  status::CodeName(status.code()), service::LogValue(std::string(status.message())));
     router_->metrics()->CountRejected(status::CodeName(status.code()));
     router_->loop()->Post([self = shared_from_this(), status] { self->Finish(status); });
@@ -199,6 +203,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   const int64_t number_;
   const absl::Time arrival_;
   absl::Time deadline_;
+  tracing::TraceContext trace_;
   std::shared_ptr<GenerateCall> self_;
   // The loop's thread only.
   std::deque<grpc::ByteBuffer> waiting_;  // the first is being written while writing_

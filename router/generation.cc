@@ -160,7 +160,8 @@ void Generation::OnPlaced(const Placement& placement) {
     context_.metrics->CountDecision(placement.local() ? "local" : "remote",
                                     RouteReasonName(placement.reason));
   }
-  decode_leg_ = std::make_unique<DecodeLeg>(decode.client(), static_cast<DecodeLeg::Owner*>(this));
+  decode_leg_ = std::make_unique<DecodeLeg>(decode.client(), Traceparent(),
+                                            static_cast<DecodeLeg::Owner*>(this));
   decode_leg_->Open(request);
   ArmAcceptTimer(Leg::kDecode);
 }
@@ -202,7 +203,7 @@ void Generation::OpenPrefill() {
   request.set_worker_epoch(prefill_epoch_);
   request.mutable_decode()->set_address(decode_address_);
   request.mutable_decode()->set_epoch(decode_epoch_);
-  prefill_leg_ = std::make_unique<PrefillLeg>(link.client(), context_.loop,
+  prefill_leg_ = std::make_unique<PrefillLeg>(link.client(), Traceparent(), context_.loop,
                                               static_cast<PrefillLeg::Owner*>(this));
   prefill_leg_->Open(request);
   ArmAcceptTimer(Leg::kPrefill);
@@ -227,14 +228,15 @@ void Generation::OnPrefillAccepted() {
 }
 
 void Generation::OnPrefillStarted() {
+  prefill_started_at_ = EventLoop::Now();
   // Now the decode worker reserves: its reports will show the blocks.
   context_.ledger->Commit(placement_.decode_charge);
 }
 
 void Generation::OnPrefillHeld(const std::string& cause) {
   if (phase_ != Phase::kPrefilling || held_at >= 0) return;
-  spdlog::debug("request_id={} held_at={} cause={}", prepared_.request_id, prefill_address_,
-                service::LogValue(cause));
+  spdlog::debug("request_id={} trace_id={} held_at={} cause={}", prepared_.request_id,
+                prepared_.trace.trace_id, prefill_address_, service::LogValue(cause));
   context_.metrics->CountRetry("held");
   held_at = placement_.prefill;
   attempt_held_ = attempt_;
@@ -251,6 +253,7 @@ void Generation::OnPrefillHeld(const std::string& cause) {
 
 void Generation::OnPrefillDone(const ferry::v1::PrefillDone& done) {
   prefill_done_ = std::make_unique<ferry::v1::PrefillDone>(done);
+  prefill_done_at_ = EventLoop::Now();
   context_.loop->CancelTimer(std::exchange(accept_timer_, 0));
   context_.dispatcher->Release(std::exchange(placement_.prefill_charge, 0));
   context_.ledger->Commit(placement_.decode_charge);
@@ -273,6 +276,7 @@ void Generation::ClosePrefill(const std::string& reason) {
 void Generation::End(const absl::Status& status) {
   if (phase_ == Phase::kEnded) return;
   LogEnd(status);
+  if (context_.spans != nullptr && prepared_.trace.sampled) ExportSpans(status);
   phase_ = Phase::kEnded;
   for (EventLoop::TimerId* timer :
        {&deadline_timer_, &accept_timer_, &idle_timer_, &finish_timer_}) {

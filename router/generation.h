@@ -36,6 +36,10 @@ namespace ferry::v1 {
 class GenerateResponse;
 }
 
+namespace tracing {
+class SpanExporter;
+}
+
 namespace router {
 
 // The client's end of the request, as the generation sees it.  Called on the loop's thread only.
@@ -56,6 +60,7 @@ struct GenerationContext {
   Dispatcher* dispatcher = nullptr;
   LoadLedger* ledger = nullptr;
   RouterMetrics* metrics = nullptr;
+  tracing::SpanExporter* spans = nullptr;  // null: nobody wants them
   int32_t max_attempts = 10;
   int32_t max_migrations = 1;
   absl::Duration stream_idle = absl::Seconds(30);
@@ -131,6 +136,9 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   void WriteSummary();
   void End(const absl::Status& status);
   void LogEnd(const absl::Status& status) const;
+  // generation_trace.cc
+  std::string Traceparent() const;
+  void ExportSpans(const absl::Status& status) const;
   absl::Duration Since(absl::Time from) const { return EventLoop::Now() - from; }
   // First token .. last token.  REQUIRES: there is one.
   absl::Duration DecodeTime() const;
@@ -170,6 +178,8 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   absl::Time queued_at_;
   absl::Time placed_at_ = absl::InfinitePast();
   absl::Time first_token_at_ = absl::InfinitePast();
+  absl::Time prefill_started_at_ = absl::InfinitePast();  // of this try
+  absl::Time prefill_done_at_ = absl::InfinitePast();
   absl::Duration queue_time_ = absl::ZeroDuration();
   absl::Time silent_since_;  // of the decode worker; the loop's AwakeNow
 

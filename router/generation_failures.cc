@@ -66,8 +66,10 @@ void Generation::FailTry(Leg leg, const absl::Status& error) {
                                 : DecideRetry(error, accepted, context_.max_attempts, &failures_);
   if (is_decoding && !MayMigrate(error)) verdict.retry = false;
   spdlog::warn(
-      "request_id={} attempt={} failed_at={} worker={} phase={} retry={} status={} cause={}",
-      prepared_.request_id, attempt_, leg == Leg::kDecode ? "decode" : "prefill",
+      "request_id={} trace_id={} attempt={} failed_at={} worker={} phase={} retry={} status={} "
+      "cause={}",
+      prepared_.request_id, prepared_.trace.trace_id, attempt_,
+      leg == Leg::kDecode ? "decode" : "prefill",
       leg == Leg::kDecode ? decode_address_ : prefill_address_, PhaseName(phase_), verdict.retry,
       status::CodeName(error.code()), service::LogValue(std::string(error.message())));
   if (!verdict.retry) {

@@ -236,10 +236,11 @@ void Generation::LogEnd(const absl::Status& status) const {
   const absl::Time now = EventLoop::Now();
   const bool has_token = first_token_at_ != absl::InfinitePast();
   spdlog::info(
-      "request_id={} model={} status={} phase={} prompt_tokens={} output_tokens={} n={} "
+      "request_id={} trace_id={} model={} status={} phase={} prompt_tokens={} output_tokens={} "
+      "n={} "
       "attempts={} migrations={} prefill_worker={} decode_worker={} kv_bytes={} queue_ms={:.1f}{} "
       "total_ms={:.1f}{}",
-      prepared_.request_id, service::LogValue(prepared_.model->name),
+      prepared_.request_id, prepared_.trace.trace_id, service::LogValue(prepared_.model->name),
       status::CodeName(status.code()), PhaseName(phase_), prepared_.num_prompt_tokens(),
       output_tokens_, branches_.size(), attempt_, migrations_,
       attempt_ > 0 && placement_.local() ? "local" : OrDash(prefill_address_),

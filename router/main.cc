@@ -72,6 +72,11 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
       "the request ends with an error");
   add("--local_prefill_tokens", options->local_prefill_tokens,
       "uncached prompt tokens that a decode worker may compute itself");
+  add("--otlp_endpoint", options->otlp_endpoint,
+      "http://host:4318 of an OpenTelemetry collector that gets the spans of requests; empty: "
+      "none");
+  add("--trace_ratio", options->trace_ratio,
+      "part of the requests that come without a traceparent whose spans are recorded, 0 to 1");
   add("--tls_cert", options->tls.cert_file, "PEM certificate");
   add("--tls_key", options->tls.key_file, "PEM key");
   add("--tls_ca", options->tls.ca_file, "PEM authority; clients must then have its certificates");

@@ -39,6 +39,11 @@ void Observe(Histogram& histogram, absl::Duration duration) {
   if (duration >= absl::ZeroDuration()) histogram.Observe(absl::ToDoubleSeconds(duration));
 }
 
+// To what somebody else counts.
+void SetCounter(Counter& counter, int64_t value) {
+  counter.Increment(static_cast<double>(value) - counter.Value());
+}
+
 class PrometheusMetrics final : public RouterMetrics {
  public:
   explicit PrometheusMetrics(Registry* r)
@@ -81,11 +86,18 @@ class PrometheusMetrics final : public RouterMetrics {
             Gauges(r, "ferry_router_index_predicted", "Predicted (worker, block) pairs").Add({})),
         index_bytes_(Gauges(r, "ferry_router_index_bytes", "Memory of the prefix index").Add({})),
         index_gaps_(
-            Gauges(r, "ferry_router_index_gaps_total", "Gaps seen in KV event streams").Add({})),
+            Counters(r, "ferry_router_index_gaps_total", "Gaps seen in KV event streams").Add({})),
         index_snapshots_(
-            Gauges(r, "ferry_router_index_snapshots_total", "Snapshots taken in").Add({})),
+            Counters(r, "ferry_router_index_snapshots_total", "Snapshots taken in").Add({})),
         index_untrusted_(
             Gauges(r, "ferry_router_index_untrusted_workers", "Workers whose cache view is stale")
+                .Add({})),
+        spans_exported_(Counters(r, "ferry_spans_exported_total",
+                                 "Spans of requests that the collector has taken")
+                            .Add({})),
+        spans_dropped_(
+            Counters(r, "ferry_spans_dropped_total",
+                     "Spans of requests that the collector did not take, or not soon enough")
                 .Add({})),
         worker_state_(Gauges(r, "ferry_router_worker_state", "1 for the state a worker is in")),
         config_(Gauges(r, "ferry_config_seconds", "Configured times")) {}
@@ -125,12 +137,16 @@ class PrometheusMetrics final : public RouterMetrics {
     queue_bytes_.Set(static_cast<double>(bytes));
   }
   void SetRunning(int64_t requests) override { running_.Set(static_cast<double>(requests)); }
+  void SetSpans(int64_t exported, int64_t dropped) override {
+    SetCounter(spans_exported_, exported);
+    SetCounter(spans_dropped_, dropped);
+  }
   void SetIndex(const Index& index) override {
     index_entries_.Set(static_cast<double>(index.entries));
     index_predicted_.Set(static_cast<double>(index.predicted));
     index_bytes_.Set(static_cast<double>(index.bytes));
-    index_gaps_.Set(static_cast<double>(index.gaps));
-    index_snapshots_.Set(static_cast<double>(index.snapshots));
+    SetCounter(index_gaps_, index.gaps);
+    SetCounter(index_snapshots_, index.snapshots);
     index_untrusted_.Set(static_cast<double>(index.untrusted_workers));
   }
   void SetWorkerState(const std::string& worker, const std::string& role,
@@ -176,9 +192,11 @@ class PrometheusMetrics final : public RouterMetrics {
   Gauge& index_entries_;
   Gauge& index_predicted_;
   Gauge& index_bytes_;
-  Gauge& index_gaps_;
-  Gauge& index_snapshots_;
+  Counter& index_gaps_;
+  Counter& index_snapshots_;
   Gauge& index_untrusted_;
+  Counter& spans_exported_;
+  Counter& spans_dropped_;
   Family<Gauge>& worker_state_;
   Family<Gauge>& config_;
   std::mutex mutex_;  // guards current_state_

@@ -50,6 +50,8 @@ class RouterMetrics {
   // Gauges, written by a timer.
   virtual void SetQueue(int64_t requests, int64_t bytes) = 0;
   virtual void SetRunning(int64_t requests) = 0;
+  // Since start.
+  virtual void SetSpans(int64_t exported, int64_t dropped) = 0;
   struct Index {
     int64_t entries = 0;
     int64_t predicted = 0;

@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "router/worker_name.h"
@@ -35,6 +36,11 @@ absl::Status RouterOptions::Validate() const {
   require(max_migrations >= 0, "--max_migrations: ", max_migrations, " is negative");
   require(local_prefill_tokens >= 0, "--local_prefill_tokens: ", local_prefill_tokens,
           " is negative");
+  require(otlp_endpoint.empty() || absl::StartsWith(otlp_endpoint, "http://") ||
+              absl::StartsWith(otlp_endpoint, "https://"),
+          "--otlp_endpoint: \"", otlp_endpoint, "\" is no http:// or https:// URL");
+  require(trace_ratio >= 0 && trace_ratio <= 1, "--trace_ratio: ", trace_ratio,
+          " is not between 0 and 1");
   require(tls.cert_file.empty() == tls.key_file.empty(),
           "--tls_cert and --tls_key must be given together");
   for (const auto& [flag, duration] :

@@ -35,6 +35,8 @@ struct RouterOptions {
   absl::Duration worker_wait = absl::Seconds(30);   // --worker_wait_s for a worker that is away
   absl::Duration drain_limit = absl::Seconds(120);  // --drain_limit_s
   absl::Duration dns_refresh = absl::Seconds(5);    // --dns_refresh_s: names in --workers
+  std::string otlp_endpoint;  // --otlp_endpoint that spans go to; empty: nowhere
+  double trace_ratio = 1;     // --trace_ratio of requests without a trace that are sampled
   service::TlsOptions tls;
   service::LogOptions log;
 

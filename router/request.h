@@ -14,6 +14,7 @@
 #include "block_hash/block_hash.h"
 #include "router/model_assets.h"
 #include "router/routing_policy.h"
+#include "tracing/trace_context.h"
 
 namespace ferry::v1 {
 class GenerateRequest;
@@ -41,6 +42,7 @@ struct PreparedRequest {
   absl::Time deadline;          // EventLoop::Now() clock
   int64_t bytes = 0;            // memory that the request holds while it waits
   std::string cache_namespace;  // root of the block hash chain
+  tracing::TraceContext trace;
   // What the workers get, except attempt and deadline.
   std::unique_ptr<ferry::v1::RequestSpec> spec;
 

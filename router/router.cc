@@ -25,6 +25,7 @@ Router::Router(const RouterOptions& options, std::vector<std::unique_ptr<ModelAs
                prometheus::Registry* metrics)
     : default_deadline_(options.default_deadline),
       name_period_(options.dns_refresh),
+      trace_ratio_(options.trace_ratio),
       models_(std::move(models)),
       metrics_(RouterMetrics::Create(metrics)),
       worker_calls_(std::make_shared<OutstandingCalls>()),
@@ -55,11 +56,22 @@ Router::Router(const RouterOptions& options, std::vector<std::unique_ptr<ModelAs
       .worker_wait = options.worker_wait};
   dispatcher_ = std::make_unique<Dispatcher>(dispatcher_options, &loop_, registry_.get(), &index_,
                                              &ledger_, metrics_.get());
+  if (!options.otlp_endpoint.empty()) {
+    auto spans = tracing::SpanExporter::Create({.endpoint = options.otlp_endpoint,
+                                                .service_name = "ferry-router",
+                                                .service_version = service::kVersion});
+    if (spans.ok()) {
+      spans_ = *std::move(spans);
+    } else {  // requests go on without
+      spdlog::error("no spans cause={}", service::LogValue(std::string(spans.status().message())));
+    }
+  }
   generation_context_ = {.loop = &loop_,
                          .registry = registry_.get(),
                          .dispatcher = dispatcher_.get(),
                          .ledger = &ledger_,
                          .metrics = metrics_.get(),
+                         .spans = spans_.get(),
                          .max_attempts = options.max_attempts,
                          .max_migrations = options.max_migrations,
                          .stream_idle = options.stream_idle};
@@ -146,6 +158,7 @@ void Router::WriteGauges() {
   RemoveLeftWorkers();
   metrics_->SetQueue(dispatcher_->queue().num_requests(), dispatcher_->queue().num_bytes());
   metrics_->SetRunning(static_cast<int64_t>(generations_.size()));
+  if (spans_ != nullptr) metrics_->SetSpans(spans_->num_exported(), spans_->num_dropped());
   metrics_->SetIndex({.entries = static_cast<int64_t>(index_.num_entries()),
                       .predicted = static_cast<int64_t>(index_.num_predicted()),
                       .bytes = static_cast<int64_t>(index_.approximate_bytes()),

@@ -24,6 +24,7 @@
 #include "router/prefix_index.h"
 #include "router/request.h"
 #include "router/worker_registry.h"
+#include "tracing/span_exporter.h"
 
 namespace prometheus {
 class Registry;
@@ -57,6 +58,7 @@ class Router final {
   EventLoop* loop() { return &loop_; }
   RouterMetrics* metrics() { return metrics_.get(); }
   absl::Duration default_deadline() const { return default_deadline_; }
+  double trace_ratio() const { return trace_ratio_; }
   int64_t NextNumber() { return next_number_.fetch_add(1); }
   const std::shared_ptr<OutstandingCalls>& client_calls() const { return client_calls_; }
 
@@ -79,9 +81,11 @@ class Router final {
 
   const absl::Duration default_deadline_;
   const absl::Duration name_period_;
+  const double trace_ratio_;
   std::vector<WorkerName> names_;  // of workers, to be looked up
   const ServedModels models_;
   const std::unique_ptr<RouterMetrics> metrics_;
+  std::unique_ptr<tracing::SpanExporter> spans_;  // null: nobody wants them
   std::atomic<bool> draining_{false};
   std::atomic<int64_t> next_number_{1};
   // Shared with RPCs whose last callback may come late.

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ferry/v1/worker.grpc.pb.h"
+#include "service/trace_metadata.h"
 #include "status/grpc_status.h"
 
 namespace router {
@@ -23,6 +24,8 @@ constexpr absl::Duration kCancelTimeout = absl::Seconds(1);
 constexpr absl::Duration kEndTimeout = absl::Seconds(1);
 // The router ends a request at its deadline; the RPC's own is for the case that it cannot.
 constexpr absl::Duration kStreamMargin = absl::Seconds(5);
+
+const char kNoTrace[] = "";  // of calls that serve no request
 
 absl::Duration StreamTimeout(const ferry::v1::RequestSpec& spec) {
   return absl::Milliseconds(static_cast<int64_t>(spec.deadline_ms())) + kStreamMargin;
@@ -53,7 +56,8 @@ class ReadCall final : public grpc::ClientReadReactor<Response>,
 
   // `timeout` may be infinite.
   template <typename Async, typename Method>
-  void Begin(Async* async, Method method, absl::Duration timeout) {
+  void Begin(Async* async, Method method, const std::string& traceparent, absl::Duration timeout) {
+    service::AddTraceparent(traceparent, &context_);
     if (timeout != absl::InfiniteDuration()) {
       context_.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout));
     }
@@ -196,58 +200,64 @@ class GrpcWorkerClient final : public WorkerClient {
   std::unique_ptr<RpcCall> GetInfo(
       absl::Duration timeout,
       std::function<void(absl::StatusOr<ferry::v1::WorkerInfo>)> on_result) override {
-    return Unary(worker_->async(), ferry::v1::GetInfoRequest(), timeout, std::move(on_result),
-                 [](auto* async, auto* call, auto done) {
+    return Unary(worker_->async(), ferry::v1::GetInfoRequest(), kNoTrace, timeout,
+                 std::move(on_result), [](auto* async, auto* call, auto done) {
                    async->GetInfo(&call->context, &call->request, &call->response, std::move(done));
                  });
   }
 
   std::unique_ptr<RpcStream> WatchLoad(const ferry::v1::WatchLoadRequest& request,
                                        StreamSink<ferry::v1::LoadReport> sink) override {
-    return Open(worker_->async(), &Worker::Stub::async::WatchLoad, request, std::move(sink),
-                absl::InfiniteDuration());
+    return Open(worker_->async(), &Worker::Stub::async::WatchLoad, request, kNoTrace,
+                std::move(sink), absl::InfiniteDuration());
   }
   std::unique_ptr<RpcStream> WatchKvEvents(const ferry::v1::WatchKvEventsRequest& request,
                                            StreamSink<ferry::v1::KvEventFrame> sink) override {
-    return Open(worker_->async(), &Worker::Stub::async::WatchKvEvents, request, std::move(sink),
-                absl::InfiniteDuration());
+    return Open(worker_->async(), &Worker::Stub::async::WatchKvEvents, request, kNoTrace,
+                std::move(sink), absl::InfiniteDuration());
   }
   std::unique_ptr<RpcStream> Decode(const ferry::v1::DecodeRequest& request,
+                                    const std::string& traceparent,
                                     StreamSink<ferry::v1::DecodeEvent> sink) override {
-    return Open(decode_->async(), &DecodeWorker::Stub::async::Decode, request, std::move(sink),
-                StreamTimeout(request.spec()));
+    return Open(decode_->async(), &DecodeWorker::Stub::async::Decode, request, traceparent,
+                std::move(sink), StreamTimeout(request.spec()));
   }
   std::unique_ptr<RpcStream> Prefill(const ferry::v1::PrefillRequest& request,
+                                     const std::string& traceparent,
                                      StreamSink<ferry::v1::PrefillEvent> sink) override {
-    return Open(prefill_->async(), &PrefillWorker::Stub::async::Prefill, request, std::move(sink),
-                StreamTimeout(request.spec()));
+    return Open(prefill_->async(), &PrefillWorker::Stub::async::Prefill, request, traceparent,
+                std::move(sink), StreamTimeout(request.spec()));
   }
 
   std::unique_ptr<RpcCall> PushHeld(
-      const ferry::v1::PushHeldRequest& request, absl::Duration timeout,
+      const ferry::v1::PushHeldRequest& request, const std::string& traceparent,
+      absl::Duration timeout,
       std::function<void(absl::StatusOr<ferry::v1::PushHeldResponse>)> on_result) override {
-    return Unary(prefill_->async(), request, timeout, std::move(on_result),
+    return Unary(prefill_->async(), request, traceparent, timeout, std::move(on_result),
                  [](auto* async, auto* call, auto done) {
                    async->PushHeld(&call->context, &call->request, &call->response,
                                    std::move(done));
                  });
   }
   std::unique_ptr<RpcCall> RenewLease(
-      const ferry::v1::RenewLeaseRequest& request, absl::Duration timeout,
+      const ferry::v1::RenewLeaseRequest& request, const std::string& traceparent,
+      absl::Duration timeout,
       std::function<void(absl::StatusOr<ferry::v1::RenewLeaseResponse>)> on_result) override {
-    return Unary(prefill_->async(), request, timeout, std::move(on_result),
+    return Unary(prefill_->async(), request, traceparent, timeout, std::move(on_result),
                  [](auto* async, auto* call, auto done) {
                    async->RenewLease(&call->context, &call->request, &call->response,
                                      std::move(done));
                  });
   }
-  void Cancel(const ferry::v1::RequestKey& key, const std::string& reason) override {
+  void Cancel(const ferry::v1::RequestKey& key, const std::string& traceparent,
+              const std::string& reason) override {
     ferry::v1::CancelRequest request;
     *request.mutable_key() = key;
     request.set_reason(reason);
     using Call = UnaryCall<ferry::v1::CancelRequest, ferry::v1::CancelResponse>;
     auto call = std::make_shared<Call>();
     call->request = std::move(request);
+    service::AddTraceparent(traceparent, &call->context);
     call->context.set_deadline(std::chrono::system_clock::now() +
                                absl::ToChronoMilliseconds(kCancelTimeout));
     outstanding_->Add();
@@ -259,20 +269,23 @@ class GrpcWorkerClient final : public WorkerClient {
  private:
   template <typename Async, typename Method, typename Request, typename Response>
   std::unique_ptr<RpcStream> Open(Async* async, Method method, const Request& request,
-                                  StreamSink<Response> sink, absl::Duration timeout) {
+                                  const std::string& traceparent, StreamSink<Response> sink,
+                                  absl::Duration timeout) {
     auto call = std::make_shared<ReadCall<Request, Response>>(address_, request, std::move(sink),
                                                               loop_, outstanding_);
-    call->Begin(async, method, timeout);
+    call->Begin(async, method, traceparent, timeout);
     return std::make_unique<StreamHandle<Request, Response>>(std::move(call));
   }
 
   template <typename Async, typename Request, typename Response, typename Start>
-  std::unique_ptr<RpcCall> Unary(Async* async, const Request& request, absl::Duration timeout,
+  std::unique_ptr<RpcCall> Unary(Async* async, const Request& request,
+                                 const std::string& traceparent, absl::Duration timeout,
                                  std::function<void(absl::StatusOr<Response>)> on_result,
                                  const Start& start) {
     auto call = std::make_shared<UnaryCall<Request, Response>>();
     call->request = request;
     call->on_result = std::move(on_result);
+    service::AddTraceparent(traceparent, &call->context);
     call->context.set_deadline(std::chrono::system_clock::now() +
                                absl::ToChronoMilliseconds(timeout));
     outstanding_->Add();

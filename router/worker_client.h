@@ -90,19 +90,25 @@ class WorkerClient {
                                                StreamSink<ferry::v1::LoadReport> sink) = 0;
   virtual std::unique_ptr<RpcStream> WatchKvEvents(const ferry::v1::WatchKvEventsRequest& request,
                                                    StreamSink<ferry::v1::KvEventFrame> sink) = 0;
-  // Both carry their own deadline, a little later than the request's (spec.deadline_ms).
+  // The calls of a request carry its `traceparent`.  Both streams carry their own deadline, a
+  // little later than the request's (spec.deadline_ms).
   virtual std::unique_ptr<RpcStream> Decode(const ferry::v1::DecodeRequest& request,
+                                            const std::string& traceparent,
                                             StreamSink<ferry::v1::DecodeEvent> sink) = 0;
   virtual std::unique_ptr<RpcStream> Prefill(const ferry::v1::PrefillRequest& request,
+                                             const std::string& traceparent,
                                              StreamSink<ferry::v1::PrefillEvent> sink) = 0;
   virtual std::unique_ptr<RpcCall> PushHeld(
-      const ferry::v1::PushHeldRequest& request, absl::Duration timeout,
+      const ferry::v1::PushHeldRequest& request, const std::string& traceparent,
+      absl::Duration timeout,
       std::function<void(absl::StatusOr<ferry::v1::PushHeldResponse>)> on_result) = 0;
   virtual std::unique_ptr<RpcCall> RenewLease(
-      const ferry::v1::RenewLeaseRequest& request, absl::Duration timeout,
+      const ferry::v1::RenewLeaseRequest& request, const std::string& traceparent,
+      absl::Duration timeout,
       std::function<void(absl::StatusOr<ferry::v1::RenewLeaseResponse>)> on_result) = 0;
   // Tells the worker to end the request; nobody waits for the answer.
-  virtual void Cancel(const ferry::v1::RequestKey& key, const std::string& reason) = 0;
+  virtual void Cancel(const ferry::v1::RequestKey& key, const std::string& traceparent,
+                      const std::string& reason) = 0;
 };
 
 }  // namespace router

@@ -16,16 +16,17 @@ constexpr int kRenewalsPerLease = 6;
 
 }  // namespace
 
-DecodeLeg::DecodeLeg(std::shared_ptr<WorkerClient> client, Owner* owner)
-    : client_(std::move(client)), owner_(owner) {}
+DecodeLeg::DecodeLeg(std::shared_ptr<WorkerClient> client, std::string traceparent, Owner* owner)
+    : client_(std::move(client)), traceparent_(std::move(traceparent)), owner_(owner) {}
 
 DecodeLeg::~DecodeLeg() { Close("request ended"); }
 
 void DecodeLeg::Open(const ferry::v1::DecodeRequest& request) {
   key_ = std::make_unique<ferry::v1::RequestKey>(request.spec().key());
   stream_ = client_->Decode(
-      request, {.on_message = [this](const ferry::v1::DecodeEvent& event) { OnEvent(event); },
-                .on_end = [this](const absl::Status& status) { OnEnd(status); }});
+      request, traceparent_,
+      {.on_message = [this](const ferry::v1::DecodeEvent& event) { OnEvent(event); },
+       .on_end = [this](const absl::Status& status) { OnEnd(status); }});
 }
 
 void DecodeLeg::ReadNext() {
@@ -63,12 +64,16 @@ void DecodeLeg::OnEnd(const absl::Status& status) {
 void DecodeLeg::Close(const std::string& reason) {
   if (std::exchange(closed_, true)) return;
   if (done_ && stream_ != nullptr) stream_->LetEnd();
-  if (!done_ && key_ != nullptr) client_->Cancel(*key_, reason);
+  if (!done_ && key_ != nullptr) client_->Cancel(*key_, traceparent_, reason);
   stream_.reset();
 }
 
-PrefillLeg::PrefillLeg(std::shared_ptr<WorkerClient> client, EventLoop* loop, Owner* owner)
-    : client_(std::move(client)), loop_(loop), owner_(owner) {}
+PrefillLeg::PrefillLeg(std::shared_ptr<WorkerClient> client, std::string traceparent,
+                       EventLoop* loop, Owner* owner)
+    : client_(std::move(client)),
+      traceparent_(std::move(traceparent)),
+      loop_(loop),
+      owner_(owner) {}
 
 PrefillLeg::~PrefillLeg() { Close("request ended"); }
 
@@ -76,8 +81,9 @@ void PrefillLeg::Open(const ferry::v1::PrefillRequest& request) {
   key_ = std::make_unique<ferry::v1::RequestKey>(request.spec().key());
   worker_epoch_ = request.worker_epoch();
   stream_ = client_->Prefill(
-      request, {.on_message = [this](const ferry::v1::PrefillEvent& event) { OnEvent(event); },
-                .on_end = [this](const absl::Status& status) { OnEnd(status); }});
+      request, traceparent_,
+      {.on_message = [this](const ferry::v1::PrefillEvent& event) { OnEvent(event); },
+       .on_end = [this](const absl::Status& status) { OnEnd(status); }});
 }
 
 void PrefillLeg::OnEvent(const ferry::v1::PrefillEvent& event) {
@@ -136,7 +142,8 @@ void PrefillLeg::Renew() {
   *request.mutable_key() = *key_;
   request.set_worker_epoch(worker_epoch_);
   renew_call_ = client_->RenewLease(
-      request, kRenewTimeout, [this](absl::StatusOr<ferry::v1::RenewLeaseResponse> response) {
+      request, traceparent_, kRenewTimeout,
+      [this](absl::StatusOr<ferry::v1::RenewLeaseResponse> response) {
         if (closed_ || done_) return;
         if (response.ok()) {
           RenewAfter(absl::Milliseconds(static_cast<int64_t>(response->lease_ms())));
@@ -154,7 +161,7 @@ void PrefillLeg::Renew() {
 
 void PrefillLeg::PushHeld(const ferry::v1::PushHeldRequest& request, absl::Duration timeout) {
   FERRY_CHECK(held_);
-  push_call_ = client_->PushHeld(request, timeout,
+  push_call_ = client_->PushHeld(request, traceparent_, timeout,
                                  [this](absl::StatusOr<ferry::v1::PushHeldResponse> response) {
                                    if (closed_ || done_) return;
                                    push_call_.reset();
@@ -172,7 +179,7 @@ void PrefillLeg::Close(const std::string& reason) {
   if (std::exchange(closed_, true)) return;
   loop_->CancelTimer(renew_timer_);
   if (stream_done_ && stream_ != nullptr) stream_->LetEnd();
-  if (!done_ && key_ != nullptr) client_->Cancel(*key_, reason);
+  if (!done_ && key_ != nullptr) client_->Cancel(*key_, traceparent_, reason);
   push_call_.reset();
   renew_call_.reset();
   stream_.reset();

@@ -37,7 +37,7 @@ class DecodeLeg final {
     virtual void OnDecodeFailed(const absl::Status& status) = 0;
   };
 
-  DecodeLeg(std::shared_ptr<WorkerClient> client, Owner* owner);
+  DecodeLeg(std::shared_ptr<WorkerClient> client, std::string traceparent, Owner* owner);
   ~DecodeLeg();
 
   void Open(const ferry::v1::DecodeRequest& request);
@@ -51,6 +51,7 @@ class DecodeLeg final {
   void OnEnd(const absl::Status& status);
 
   const std::shared_ptr<WorkerClient> client_;  // shared with the link, which may reconnect
+  const std::string traceparent_;
   Owner* const owner_;
   std::unique_ptr<ferry::v1::RequestKey> key_;
   std::unique_ptr<RpcStream> stream_;
@@ -76,7 +77,8 @@ class PrefillLeg final {
     virtual void OnPushHeldFailed(const absl::Status& status) = 0;
   };
 
-  PrefillLeg(std::shared_ptr<WorkerClient> client, EventLoop* loop, Owner* owner);
+  PrefillLeg(std::shared_ptr<WorkerClient> client, std::string traceparent, EventLoop* loop,
+             Owner* owner);
   ~PrefillLeg();
 
   void Open(const ferry::v1::PrefillRequest& request);
@@ -95,6 +97,7 @@ class PrefillLeg final {
   void Renew();
 
   const std::shared_ptr<WorkerClient> client_;  // shared with the link, which may reconnect
+  const std::string traceparent_;
   EventLoop* const loop_;
   Owner* const owner_;
   std::unique_ptr<ferry::v1::RequestKey> key_;

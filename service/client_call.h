@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -20,18 +21,21 @@
 #include "absl/time/time.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/support/status.h"
+#include "service/trace_metadata.h"
 #include "status/grpc_status.h"
 
 namespace service {
 
 // The stub behind `async` must live until `done` was called.  `timeout`: the call's deadline from
-// now. The returned context can cancel the call (TryCancel) at any time.
+// now.  `traceparent`: of the request that the call serves (service/trace_metadata.h).  The
+// returned context can cancel the call (TryCancel) at any time.
 template <typename Async, typename Request, typename Response>
 std::shared_ptr<grpc::ClientContext> StartUnaryCall(
     Async* async,
     void (Async::*method)(grpc::ClientContext*, const Request*, Response*,
                           std::function<void(grpc::Status)>),
-    Request request, absl::Duration timeout, std::function<void(absl::StatusOr<Response>)> done) {
+    Request request, absl::Duration timeout, std::function<void(absl::StatusOr<Response>)> done,
+    const std::string& traceparent = "") {
   struct Call {  // lives in the completion
     std::shared_ptr<grpc::ClientContext> context = std::make_shared<grpc::ClientContext>();
     Request request;
@@ -39,6 +43,7 @@ std::shared_ptr<grpc::ClientContext> StartUnaryCall(
   };
   auto call = std::make_shared<Call>();
   call->request = std::move(request);
+  AddTraceparent(traceparent, call->context.get());
   if (timeout != absl::InfiniteDuration()) {
     call->context->set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   }
@@ -66,7 +71,8 @@ class CallTracker final {
              void (Async::*method)(grpc::ClientContext*, const Request*, Response*,
                                    std::function<void(grpc::Status)>),
              Request request, absl::Duration timeout,
-             std::function<void(absl::StatusOr<Response>)> done) {
+             std::function<void(absl::StatusOr<Response>)> done,
+             const std::string& traceparent = "") {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (!closed_) {
@@ -79,7 +85,8 @@ class CallTracker final {
               const std::lock_guard<std::mutex> lock(mutex_);
               contexts_.erase(id);
               changed_.notify_all();
-            });
+            },
+            traceparent);
         return;
       }
     }

@@ -19,17 +19,18 @@ ALLOWED = {
     "model": {"kernels", "status", "input_file"},
     "engine": {"model", "kernels", "block_hash", "status"},
     "kv_transfer": {"kernels", "status"},
-    "service": {"status", "ferry", "input_file"},
+    "tracing": set(),
+    "service": {"status", "ferry", "input_file", "tracing"},
     "worker": {"engine", "model", "kernels", "kv_transfer", "block_hash", "tokenizer", "service", "status", "ferry"},
-    "router": {"chat", "tokenizer", "block_hash", "pairing", "service", "status", "ferry", "input_file"},
-    "prefill_worker": {"worker", "engine", "kv_transfer", "block_hash", "service", "status", "ferry", "model", "kernels"},
-    "decode_worker": {"worker", "pairing", "engine", "kv_transfer", "block_hash", "service", "status", "ferry", "model", "kernels"},
+    "router": {"chat", "tokenizer", "block_hash", "pairing", "service", "status", "ferry", "input_file", "tracing"},
+    "prefill_worker": {"tracing", "worker", "engine", "kv_transfer", "block_hash", "service", "status", "ferry", "model", "kernels"},
+    "decode_worker": {"tracing", "worker", "pairing", "engine", "kv_transfer", "block_hash", "service", "status", "ferry", "model", "kernels"},
     "client": {"status", "ferry", "input_file"},
 }
 ANY = {"cli", "bench", "tests"}
 # Below the services nobody may know gRPC; the router must not know CUDA.
 FORBIDDEN = {
-    folder: re.compile(r"^(grpc|grpcpp|google/protobuf|ferry/v1)/") for folder in ("kernels", "model", "engine", "kv_transfer", "tokenizer", "chat", "block_hash")
+    folder: re.compile(r"^(grpc|grpcpp|google/protobuf|ferry/v1)/") for folder in ("kernels", "model", "engine", "kv_transfer", "tokenizer", "chat", "block_hash", "tracing")
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]')
 

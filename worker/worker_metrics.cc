@@ -76,6 +76,8 @@ struct WorkerMetrics::Impl {
   prometheus::Counter* snapshots_dropped = nullptr;
   prometheus::Gauge& running = Gauge("ferry_requests_running", "requests being worked on").Add({});
   prometheus::Gauge& waiting = Gauge("ferry_requests_waiting", "requests in the queue").Add({});
+  prometheus::Gauge& waiting_tokens =
+      Gauge("ferry_waiting_tokens", "prompt tokens that are yet to be computed").Add({});
   prometheus::Gauge& leases = Gauge("ferry_leases", "requests whose blocks are held").Add({});
   prometheus::Gauge& inflight = Gauge("ferry_transfer_inflight", "transfers under way").Add({});
   prometheus::Counter& lease_expired =
@@ -89,6 +91,8 @@ struct WorkerMetrics::Impl {
       Family("ferry_transfer_bytes", "bytes of a transfer").Add({}, Powers(4096, 12));
   CounterFamily& group_bytes =
       Counter("ferry_transfer_group_bytes_total", "bytes of confirmed transfers by what they are");
+  CounterFamily& link_bytes =
+      Counter("ferry_transfer_link_bytes_total", "bytes of transfers sent, by the kind of link");
   CounterFamily& transfer_failures =
       Counter("ferry_transfer_failures_total", "transfers that failed, by status");
   CounterFamily& handshakes = Counter("ferry_handshake_total", "handshakes by result");
@@ -114,6 +118,8 @@ WorkerMetrics::WorkerMetrics(std::shared_ptr<prometheus::Registry> registry,
             {"model", runtime.model_name},
             {"fingerprint", absl::BytesToHexString(runtime.layout_fingerprint)}})
       .Set(1);
+  auto& links = impl_->Gauge("ferry_data_links", "1 for every kind of data link of this worker");
+  for (const std::string& kind : runtime.options.link_kinds()) links.Add({{"link", kind}}).Set(1);
   auto& config = impl_->Gauge("ferry_config_seconds", "configured time limits");
   for (const auto& [name, duration] : runtime.options.timeouts()) {
     config.Add({{"name", name}}).Set(absl::ToDoubleSeconds(duration));
@@ -153,9 +159,10 @@ void WorkerMetrics::SetBlocks(const BlockCounts& counts) {
   impl_->quarantined.Set(counts.quarantined);
 }
 
-void WorkerMetrics::SetRequests(int32_t running, int32_t waiting) {
+void WorkerMetrics::SetRequests(int32_t running, int32_t waiting, uint64_t waiting_tokens) {
   impl_->running.Set(running);
   impl_->waiting.Set(waiting);
+  impl_->waiting_tokens.Set(static_cast<double>(waiting_tokens));
 }
 
 void WorkerMetrics::SetLeases(int32_t held) { impl_->leases.Set(held); }
@@ -179,6 +186,11 @@ void WorkerMetrics::ObserveTransfer(absl::Duration duration, uint64_t bytes,
     add("useful", group.useful);
     add("padding", group.padding);
   }
+}
+
+void WorkerMetrics::CountLinkBytes(const std::string& link, uint64_t bytes) {
+  impl_->link_bytes.Add({{"link", link.substr(0, link.find('/'))}})
+      .Increment(static_cast<double>(bytes));
 }
 
 void WorkerMetrics::CountTransferFailure(const absl::Status& why) {

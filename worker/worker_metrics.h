@@ -44,7 +44,7 @@ enum class StepPhase : uint8_t { kPrefill, kDecode, kMixed };
 
 class WorkerMetrics final {
  public:
-  // Sets ferry_build_info and ferry_config_seconds at once.
+  // Sets ferry_build_info, ferry_config_seconds and ferry_data_links{link} at once.
   WorkerMetrics(std::shared_ptr<prometheus::Registry> registry, const WorkerRuntime& runtime);
   ~WorkerMetrics();
 
@@ -53,15 +53,19 @@ class WorkerMetrics final {
   // with what `slots` has counted since start.  Only of a model that keeps a state.  Always called
   // by the same thread.
   void SetStateSlots(const BlockCounts& counts, const engine::StateSlots& slots);
-  void SetRequests(int32_t running, int32_t waiting);  // ferry_requests_running, _waiting
-  void SetLeases(int32_t held);                        // ferry_leases
-  void CountLeaseExpired();                            // ferry_lease_expired_total
+  // ferry_requests_running, ferry_requests_waiting, ferry_waiting_tokens (prompt tokens not
+  // computed yet)
+  void SetRequests(int32_t running, int32_t waiting, uint64_t waiting_tokens);
+  void SetLeases(int32_t held);  // ferry_leases
+  void CountLeaseExpired();      // ferry_lease_expired_total
   // ferry_step_seconds{phase}, ferry_batch_tokens{phase}
   void ObserveStep(StepPhase phase, double seconds, int32_t tokens);
   // ferry_transfer_seconds, ferry_transfer_bytes; `groups`, what the bytes are:
   // ferry_transfer_group_bytes_total{group,kind=useful|padding}
   void ObserveTransfer(absl::Duration duration, uint64_t bytes,
                        const std::vector<model::GroupBytes>& groups);
+  // ferry_transfer_link_bytes_total{link}; `link`: Transport::LinkName, of which the kind counts.
+  void CountLinkBytes(const std::string& link, uint64_t bytes);
   // ferry_transfer_failures_total{reason}: the status code's name in lower case.
   void CountTransferFailure(const absl::Status& why);
   void SetTransfersInFlight(int32_t count);         // ferry_transfer_inflight

@@ -19,7 +19,7 @@ import urllib.request
 
 BIN_DIR, MODEL = pathlib.Path(sys.argv[1]), sys.argv[2]
 HUB, ROUTER = "10.77.0.1", "10.77.0.2"
-WAIT_S = 60  # for anything to happen, on a busy machine
+WAIT_S = 240  # for anything to happen, on a busy machine
 PROMPT = "It was a truth universally acknowledged that the ferry left at six in the morning, and that whoever came"
 GENERATE = ["--prompt", PROMPT, "--max_tokens", "40", "--temperature", "0", "--quiet"]
 

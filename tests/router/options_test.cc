@@ -19,18 +19,22 @@ TEST(RouterOptionsTest, NamesEveryProblemAtOnce) {
   options.workers = {"a:1", "a:1", "nowhere", "dns:///c"};
   options.dns_refresh = absl::ZeroDuration();
   options.policy = "best";
+  options.otlp_endpoint = "collector:4318";
+  options.trace_ratio = 1.5;
   options.max_attempts = 0;
   options.max_migrations = -1;
   options.heartbeat = absl::ZeroDuration();
   options.tls.cert_file = "cert";
   const absl::Status status = options.Validate();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("--workers: a:1 is named twice"),
-                    HasSubstr("\"nowhere\" is not host:port"), HasSubstr("--policy: \"best\""),
-                    HasSubstr("--max_attempts: 0"), HasSubstr("--max_migrations: -1"),
-                    HasSubstr("\"dns:///c\" is neither"), HasSubstr("--dns_refresh_s: 0"),
-                    HasSubstr("--heartbeat_s: 0"), HasSubstr("--tls_cert and --tls_key")));
+  EXPECT_THAT(
+      std::string(status.message()),
+      AllOf(HasSubstr("--workers: a:1 is named twice"), HasSubstr("\"nowhere\" is not host:port"),
+            HasSubstr("--policy: \"best\""), HasSubstr("--max_attempts: 0"),
+            HasSubstr("--max_migrations: -1"), HasSubstr("\"dns:///c\" is neither"),
+            HasSubstr("--dns_refresh_s: 0"), HasSubstr("--otlp_endpoint: \"collector:4318\""),
+            HasSubstr("--trace_ratio: 1.5"), HasSubstr("--heartbeat_s: 0"),
+            HasSubstr("--tls_cert and --tls_key")));
   EXPECT_THAT(std::string(RouterOptions().Validate().message()),
               AllOf(HasSubstr("--model_assets is missing"), HasSubstr("--workers is missing")));
 }
