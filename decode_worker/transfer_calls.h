@@ -53,7 +53,7 @@ struct TransferRef {
 // To the sender of a transfer that ended here.
 struct AbortNotice {
   worker::RequestId request;
-  std::string traceparent;
+  std::string traceparent = {};
   kv_transfer::TransferId transfer_id{};
   kv_transfer::Epoch sender;
   std::string cause;

@@ -48,8 +48,8 @@ struct FirstToken {
 };
 
 struct SendSpec {
-  worker::RequestId id;     // as the decode worker knows it
-  std::string traceparent;  // of the request
+  worker::RequestId id;          // as the decode worker knows it
+  std::string traceparent = {};  // of the request
   Destination destination;
   int32_t num_tokens = 0;  // of the prompt
   std::vector<absl::Span<const std::byte>>

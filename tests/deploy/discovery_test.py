@@ -80,10 +80,14 @@ class NameServer:
         self.process = None
 
     def start(self):
+        started = self.network.log("dnsmasq.log").count("started, version") if self.process else 0
         self.process = self.network.start(
             None, "dnsmasq.log", "dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--user=root", "--no-resolv", "--no-hosts",
             "--no-daemon", f"--addn-hosts={self.hosts}", f"--listen-address={HUB}", "--bind-interfaces", "--local=/ferry.test/",
-            "--srv-host=_grpc._tcp.decode.ferry.test,d2.ferry.test,8602", "--srv-host=_grpc._tcp.decode.ferry.test,d3.ferry.test,8602")
+            "--srv-host=_grpc._tcp.decode.ferry.test,d2.ferry.test,8602", "--srv-host=_grpc._tcp.decode.ferry.test,d3.ferry.test,8602",
+            "--srv-host=_grpc._tcp.tls-prefill.ferry.test,p4.ferry.test,8601", "--srv-host=_grpc._tcp.tls-decode.ferry.test,d4.ferry.test,8602")
+        # Before, SIGHUP would end it.
+        wait_for("dnsmasq serves", lambda: self.network.log("dnsmasq.log").count("started, version") > started)
 
     def stop(self):
         self.process.kill()
@@ -97,7 +101,7 @@ class NameServer:
 
 
 class Worker:
-    def __init__(self, network, role, name, ip):
+    def __init__(self, network, role, name, ip, *flags):
         self.name, self.ip = name, ip
         self.address = f"{ip}:{8601 if role == 'prefill' else 8602}"
         network.add_host(name, ip)
@@ -105,7 +109,7 @@ class Worker:
         self.process = network.start(
             name, f"{name}.log", BIN_DIR / f"ferry-{role}", "--model", MODEL, "--listen", f"0.0.0.0:{self.address.split(':')[1]}",
             "--metrics_listen", "0.0.0.0:9600", "--port_file", port_file, "--num_threads", "1", "--cache_bytes", "67108864",
-            "--links", "tcp", "--data_ip", ip)
+            "--links", "tcp", "--data_ip", ip, *flags)
         wait_for(f"{name} serves", port_file.exists)
 
     def metrics(self):
@@ -117,6 +121,36 @@ class Worker:
     def end(self):
         self.process.terminate()
         assert self.process.wait(WAIT_S) == 0, self.name
+
+
+def certificates(directory):
+    """Flags of one certificate for every name here, of an authority that is made for it."""
+    def openssl(*arguments):
+        run("openssl", *arguments)
+    ca, ca_key, key, request, certificate, names = (directory / name for name in ("ca.pem", "ca.key", "tls.key", "tls.csr", "tls.pem", "names"))
+    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    openssl("req", "-x509", *new_key, "-keyout", ca_key, "-out", ca, "-subj", "/CN=ferry-ca", "-days", "2")
+    openssl("req", *new_key, "-keyout", key, "-out", request, "-subj", "/CN=ferry")
+    names.write_text("subjectAltName=DNS:*.ferry.test,DNS:localhost")
+    openssl("x509", "-req", "-in", request, "-CA", ca, "-CAkey", ca_key, "-CAcreateserial", "-out", certificate, "-days", "2", "-extfile", names)
+    return ["--tls_ca", ca, "--tls_cert", certificate, "--tls_key", key]
+
+
+def check_tls(network, names, expected):
+    """As the overlay tls has it: mTLS, SRV records, workers called by names that their certificates say, probes by ferry health."""
+    tls = certificates(network.directory)
+    workers = [Worker(network, "prefill", "p4", "10.77.0.14", "--advertise", "p4.ferry.test:8601", *tls),
+               Worker(network, "decode", "d4", "10.77.0.24", "--advertise", "d4.ferry.test:8602", *tls)]
+    names.set(prefill=["10.77.0.12"], decode=["10.77.0.23"], p4=["10.77.0.14"], d4=["10.77.0.24"], router=[ROUTER])  # the others go on
+    router = network.start("router", "tls.log", *router_flags("dns:///_grpc._tcp.tls-prefill.ferry.test,dns:///_grpc._tcp.tls-decode.ferry.test", 8700), *tls)
+    wait_for("both workers serve over TLS", lambda: states(9800) == {"p4.ferry.test:8601": "serving", "d4.ferry.test:8602": "serving"})
+    said = run("ip", "netns", "exec", "router", BIN_DIR / "ferry", "generate", "--address", "router.ferry.test:8700", *GENERATE, *tls)
+    assert said == expected, said
+    assert workers[0].served() > 0, "the prompt has not been prefilled"
+    run("ip", "netns", "exec", "d4", BIN_DIR / "ferry", "health", "--address", "localhost:8602", *tls)
+    for process in [router] + [worker.process for worker in workers]:
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
 
 
 class Load:
@@ -159,6 +193,11 @@ def states(port=9600):
     return {address: state for state, address in found}
 
 
+def said_of_names(network):
+    """What the router said last of each name: found, unknown."""
+    return set(dict(re.findall(r"workers=(dns:\S+) (found|unknown)", network.log("router.log"))).values())
+
+
 def check(network):
     expected = run(BIN_DIR / "ferry", "generate", "--model", MODEL, *GENERATE)
     names = NameServer(network)
@@ -195,14 +234,13 @@ def check(network):
         print(f"renumbered: {load.answers} answers")
 
         # Without a name server all stays as it is.
-        silent = network.log("router.log").count("unknown cause=")
         names.stop()
-        wait_for("the router says so", lambda: network.log("router.log").count("unknown cause=") >= silent + 2)
+        wait_for("the router says so", lambda: said_of_names(network) == {"unknown"})
         before = d3.served()
         wait_for("requests go on", lambda: d3.served() >= before + 3)
         names.start()
         names.set(prefill=[p2.ip], decode=[d3.ip], d3=[d3.ip])
-        wait_for("names are known again", lambda: network.log("router.log").count("found=") >= 4)
+        wait_for("names are known again", lambda: said_of_names(network) == {"found"})
         print(f"without a name server: {load.answers} answers")
 
         # SRV records: names and ports of their own; the one whose name leads nowhere is in nobody's way.
@@ -210,6 +248,7 @@ def check(network):
         wait_for("the worker of the SRV record serves", lambda: states(9700).get("d3.ferry.test:8602") == "serving")
         srv.terminate()
         assert srv.wait(WAIT_S) == 0
+        check_tls(network, names, expected)
     finally:
         load.stop()
     assert not load.wrong, load.wrong[:3]

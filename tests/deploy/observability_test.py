@@ -159,6 +159,19 @@ def dashboard_queries():
                 yield f"{path.stem}: {panel['title']} {target['refId']}", expr
 
 
+def autoscaling_queries():
+    """What prometheus-adapter asks for the metrics by which the manifests scale."""
+    rules = yaml.safe_load((OBSERVABILITY / "prometheus_adapter.yaml").read_text())["rules"]["custom"]
+    by_name = {rule["name"]["as"]: rule for rule in rules}
+    for scaler in yaml.safe_load_all((ROOT / "deploy/kubernetes/base/autoscaling.yaml").read_text()):
+        for metric in scaler["spec"]["metrics"]:
+            rule = by_name[metric["pods"]["metric"]["name"]]
+            expr = rule["metricsQuery"]
+            for template, value in (("<<.Series>>", rule["seriesQuery"].split("{")[0]), ("<<.LabelMatchers>>", 'namespace="ferry"'), ("<<.GroupBy>>", "instance")):
+                expr = expr.replace(template, value)
+            yield f"autoscaling: {rule['name']['as']}", expr
+
+
 def documented():
     """{metric: (type, labels)} of docs/metrics.md"""
     found = {}
@@ -194,7 +207,7 @@ def check(directory):
     for path in generated.iterdir():
         assert path.read_text() == (OBSERVABILITY / "dashboards" / path.name).read_text(), f"run tools/make_dashboards.py: {path.name}"
     table = documented()
-    queries = list(dashboard_queries())
+    queries = [*dashboard_queries(), *autoscaling_queries()]
     names = set(re.findall(r"\bferry_[a-z0-9_]+", " ".join(expr for _, expr in queries) + (OBSERVABILITY / "ferry.rules.yaml").read_text()))
     unknown = {name for name in names if re.sub(r"_(bucket|sum|count)$", "", name) not in table and name not in table}
     assert not unknown, f"queries for what nobody exports: {sorted(unknown)}"

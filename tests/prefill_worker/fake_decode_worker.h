@@ -22,6 +22,7 @@
 #include "kv_transfer/incoming_transfers.h"
 #include "kv_transfer/loopback_transport.h"
 #include "service/grpc_server.h"
+#include "service/trace_metadata.h"
 #include "status/grpc_status.h"
 
 namespace prefill_worker {
@@ -117,6 +118,11 @@ class FakeDecodeWorker final : public ferry::v1::KvTransfer::Service {
   std::atomic<int> aborts{0};
   std::atomic<int> handshakes{0};
   std::string peer_address;  // from the handshake
+  // Of Reserve and TransferDone calls, in their order.
+  std::vector<std::string> traceparents() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return traceparents_;
+  }
 
  private:
   std::unique_ptr<kv_transfer::Transport> transport_;
@@ -148,8 +154,13 @@ class FakeDecodeWorker final : public ferry::v1::KvTransfer::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status Reserve(grpc::ServerContext*, const ferry::v1::ReserveRequest* request,
+  void Note(const grpc::ServerContext& context) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    traceparents_.push_back(service::ReceivedTraceparent(context));
+  }
+  grpc::Status Reserve(grpc::ServerContext* context, const ferry::v1::ReserveRequest* request,
                        ferry::v1::ReserveResponse* response) override {
+    Note(*context);
     if (on_reserve) on_reserve();
     reserve_gate.Pass();
     if (!reserve_status.ok()) return status::ToGrpc(reserve_status);
@@ -187,8 +198,10 @@ class FakeDecodeWorker final : public ferry::v1::KvTransfer::Service {
     return grpc::Status::OK;
   }
 
-  grpc::Status TransferDone(grpc::ServerContext*, const ferry::v1::TransferDoneRequest* request,
+  grpc::Status TransferDone(grpc::ServerContext* context,
+                            const ferry::v1::TransferDoneRequest* request,
                             ferry::v1::TransferDoneResponse*) override {
+    Note(*context);
     const auto r = received(request->key().request_id(), request->key().attempt());
     if (r == nullptr) return {grpc::StatusCode::NOT_FOUND, "no such transfer"};
     r->done = *request;
@@ -230,6 +243,7 @@ class FakeDecodeWorker final : public ferry::v1::KvTransfer::Service {
 
   std::mutex mutex_;  // guards received_
   std::map<std::pair<std::string, uint32_t>, std::shared_ptr<Received>> received_;
+  std::vector<std::string> traceparents_;
   std::unique_ptr<service::GrpcServer> server_;
 };
 

@@ -138,8 +138,11 @@ inline void ExpectSameRows(const model::CacheLayout& layout, const LocalEngine::
 // A Prefill RPC as the router sees it.
 class PrefillCall {
  public:
-  PrefillCall(ferry::v1::PrefillWorker::Stub* stub, const ferry::v1::PrefillRequest& request)
-      : reader_(stub->Prefill(&context_, request)) {}
+  PrefillCall(ferry::v1::PrefillWorker::Stub* stub, const ferry::v1::PrefillRequest& request,
+              const std::string& traceparent = "") {
+    service::AddTraceparent(traceparent, &context_);
+    reader_ = stub->Prefill(&context_, request);
+  }
 
   // The next event; nothing set at the end.
   ferry::v1::PrefillEvent Next() {

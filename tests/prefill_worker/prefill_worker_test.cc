@@ -94,6 +94,16 @@ TEST_F(PrefillWorkerTest, APromptOfWholeBlocksThatTheDecodeWorkerHasMovesNothing
             static_cast<uint32_t>(local_.Compute(tokens, Greedy()).sample.token_id));
 }
 
+TEST_F(PrefillWorkerTest, TheTraceOfARequestGoesOnToTheDecodeWorker) {
+  const std::string trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+  PrefillCall call(stub_.get(), Request("a", Tokens(100, 1), *decode_), trace);
+  call.Until(ferry::v1::PrefillEvent::kDone);
+  EXPECT_TRUE(call.Finish().ok());
+  EXPECT_THAT(decode_->traceparents(), testing::ElementsAre(trace, trace));
+  Prefill(Request("b", Tokens(100, 2), *decode_));
+  EXPECT_THAT(decode_->traceparents(), testing::ElementsAre(trace, trace, "", ""));
+}
+
 TEST_F(PrefillWorkerTest, ManyAtOnceOfMixedLengthsAllArriveWhole) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
