@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs every command of docs/operations.md, in their order.
 
-usage: docs_test.py ROOT BIN_DIR
+usage: operations_test.py ROOT BIN_DIR
 
 In namespaces of this process: its own network, so that the ports of the page are free, and its own mounts, so that the demo model
 stands where the page names a checkpoint.  Only this differs from what the page says: --device cuda is left out (no GPU), and
