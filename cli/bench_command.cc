@@ -49,6 +49,7 @@ struct Options {
   int32_t prefix_groups = 1;
   int32_t turns = 1;
   std::string dataset;
+  std::string block_trace;
   uint32_t vocab_size = 30'000;  // where the server does not tell
   double temperature = 0;
   bool ignore_eos = true;
@@ -67,9 +68,11 @@ struct Server {
 
 absl::StatusOr<Server> Connect(const Options& options) {
   const bool openai = options.backend == "openai";
-  if (openai ? options.base_url.empty() : options.client.address.empty()) {
-    return absl::InvalidArgumentError(openai ? "--backend openai needs --base_url"
-                                             : "--backend grpc needs --address");
+  const std::string& own = openai ? options.base_url : options.client.address;
+  const std::string& other = openai ? options.client.address : options.base_url;
+  if (own.empty() || !other.empty()) {
+    return absl::InvalidArgumentError(openai ? "--backend openai needs --base_url, and no --address"
+                                             : "--backend grpc needs --address, and no --base_url");
   }
   if (openai) {
     const char* key = std::getenv("OPENAI_API_KEY");
@@ -98,6 +101,9 @@ absl::StatusOr<std::unique_ptr<Trace>> ChooseTrace(const Options& options, uint3
                                                    uint64_t seed) {
   ASSIGN_OR_RETURN(const Lengths output, ParseLengths(options.output_tokens));
   if (!options.dataset.empty()) return ReadDataset(options.dataset, options.requests, output, seed);
+  if (!options.block_trace.empty()) {
+    return ReadBlockTrace(options.block_trace, options.requests, vocab_size, seed);
+  }
   const int32_t requests = options.requests == 0 ? std::max(kDefaultRequests, options.turns) /
                                                        options.turns * options.turns
                                                  : options.requests;
@@ -178,7 +184,7 @@ void AddLoadFlags(CLI::App& command, Options* options) {
     return command.add_option(flag, field, help)->capture_default_str();
   };
   const char* kLoad = "Load";
-  add("--requests", options->requests, "Requests in all; 0: 16, or all of --dataset")
+  add("--requests", options->requests, "Requests in all; 0: 16, or all of the file")
       ->check(CLI::Range(0, 100'000'000))
       ->group(kLoad);
   add("--concurrency", options->concurrency,
@@ -205,11 +211,22 @@ void AddLoadFlags(CLI::App& command, Options* options) {
       "Requests of a conversation: each prompt begins with what came before it and its answer")
       ->check(CLI::Range(1, 1 << 16))
       ->group(kLoad);
-  command
-      .add_option("--dataset", options->dataset,
-                  "File of prompts instead, a JSON object a line: prompt (text or ids) or "
-                  "messages; output_tokens")
-      ->group(kLoad);
+  CLI::Option* dataset = command.add_option(
+      "--dataset", options->dataset,
+      "File of prompts instead, a JSON object a line: prompt (text or ids) or messages; "
+      "output_tokens");
+  CLI::Option* block_trace = command.add_option(
+      "--block_trace", options->block_trace,
+      "File of lengths and shared blocks instead, as Mooncake publishes them, a JSON object a "
+      "line: input_length, output_length, hash_ids (a number for each 512 tokens of the prompt)");
+  for (CLI::Option* file : {dataset, block_trace}) {
+    file->group(kLoad);
+    for (const char* made :
+         {"--input_tokens", "--shared_prefix_tokens", "--prefix_groups", "--turns"}) {
+      file->excludes(command.get_option(made));
+    }
+  }
+  block_trace->excludes(dataset)->excludes(command.get_option("--output_tokens"));
   add("--temperature", options->temperature, "0: greedy")->group(kLoad);
   add("--ignore_eos", options->ignore_eos, "Ask for all --output_tokens")->group(kLoad);
   command.add_option("--seed", options->seed, "Of prompts, arrivals and sampling; default: drawn")

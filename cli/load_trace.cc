@@ -1,6 +1,9 @@
 #include "cli/load_trace.h"
 
+#include <algorithm>
+#include <functional>
 #include <random>
+#include <unordered_map>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -14,10 +17,11 @@ namespace cli {
 namespace {
 
 constexpr int32_t kMaxTokens = 1 << 24;
+constexpr int32_t kBlockTokens = 512;  // of a block trace
 constexpr int64_t kMaxDatasetBytes = int64_t{4} << 30;
 
 // What random numbers are for: different ones for each purpose and number.
-enum class Purpose : uint32_t { kPrefix, kConversation, kAnswer, kOutputLength };
+enum class Purpose : uint32_t { kPrefix, kConversation, kAnswer, kOutputLength, kBlock };
 
 std::mt19937 Random(uint64_t seed, Purpose purpose, uint32_t number, uint32_t part = 0) {
   std::seed_seq all{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
@@ -93,6 +97,92 @@ class Dataset final : public Trace {
   const std::vector<Turn> turns_;
 };
 
+// A request of a block trace: its prompt is the blocks' tokens, cut to input_tokens.
+struct BlockRequest {
+  std::vector<uint64_t> blocks = {};
+  int32_t input_tokens = 0;
+  int32_t output_tokens = 0;
+  int32_t shared_tokens = 0;
+
+  // How many tokens of the prompt its block `i` has.
+  int32_t TokensOf(size_t i) const {
+    return std::min(kBlockTokens, input_tokens - static_cast<int32_t>(i) * kBlockTokens);
+  }
+};
+
+class BlockTrace final : public Trace {
+ public:
+  BlockTrace(std::string path, std::vector<BlockRequest> requests, uint32_t vocab_size,
+             uint64_t seed)
+      : path_(std::move(path)),
+        requests_(std::move(requests)),
+        vocab_size_(vocab_size),
+        seed_(seed) {}
+
+  int32_t num_conversations() const override { return static_cast<int32_t>(requests_.size()); }
+  int32_t num_requests() const override { return num_conversations(); }
+  Conversation Get(int32_t index) const override {
+    const BlockRequest& request = requests_[index];
+    Turn turn = {.output_tokens = request.output_tokens};
+    for (size_t i = 0; i < request.blocks.size(); ++i) {
+      const uint64_t block = request.blocks[i];
+      std::mt19937 random = Random(seed_, Purpose::kBlock, static_cast<uint32_t>(block),
+                                   static_cast<uint32_t>(block >> 32));
+      AddIds(request.TokensOf(i), vocab_size_, random, &turn.prompt.ids);
+    }
+    return {.turns = {std::move(turn)}, .shared_tokens = request.shared_tokens};
+  }
+  std::string Describe() const override {
+    return absl::StrCat(num_requests(), " requests of ", path_);
+  }
+
+ private:
+  const std::string path_;
+  const std::vector<BlockRequest> requests_;
+  const uint32_t vocab_size_;
+  const uint64_t seed_;
+};
+
+// Calls `take` with the JSON object of every line that is not empty, of the first `max_requests`
+// ones (0: all).  Errors: those of `take`, and of lines and files that are none, naming them.
+absl::Status ForEachLine(const std::string& path, int32_t max_requests,
+                         const std::function<absl::Status(const nlohmann::json&)>& take) {
+  ASSIGN_OR_RETURN(const std::string text, input_file::Read(path, kMaxDatasetBytes));
+  int32_t requests = 0;
+  int64_t number = 0;
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    if (max_requests > 0 && requests == max_requests) break;
+    ++number;
+    if (line.find_first_not_of(" \t\r") == absl::string_view::npos) continue;
+    const auto object =
+        nlohmann::json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+    const absl::Status taken =
+        object.is_object() ? take(object) : absl::InvalidArgumentError("not a JSON object");
+    if (!taken.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ":", number, ": ", std::string(taken.message())));
+    }
+    ++requests;
+  }
+  if (requests == 0 || requests < max_requests) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " has ", requests, " requests",
+                     max_requests > 0 ? absl::StrCat(", --requests is ", max_requests) : ""));
+  }
+  return absl::OkStatus();
+}
+
+// A member that counts tokens; 0 where it is absent.
+absl::StatusOr<int32_t> TokensMember(const nlohmann::json& line, const char* name) {
+  const auto found = line.find(name);
+  if (found == line.end()) return 0;
+  if (!found->is_number_unsigned() || *found < 1 || *found > kMaxTokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", found->dump(), ", it must be 1 to ", kMaxTokens));
+  }
+  return found->get<int32_t>();
+}
+
 absl::StatusOr<Prompt> ParsePrompt(const nlohmann::json& line) {
   const auto prompt = line.find("prompt");
   const auto messages = line.find("messages");
@@ -116,24 +206,35 @@ absl::StatusOr<Prompt> ParsePrompt(const nlohmann::json& line) {
       ids.ids.push_back(id);
     }
   }
-  if (ids.ids.empty())
+  if (ids.ids.empty()) {
     return absl::InvalidArgumentError("prompt is neither a text nor a list of token ids");
+  }
   return ids;
 }
 
-absl::StatusOr<Turn> ParseLine(const std::string& text) {
-  const nlohmann::json line = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!line.is_object()) return absl::InvalidArgumentError("not a JSON object");
-  Turn turn;
-  ASSIGN_OR_RETURN(turn.prompt, ParsePrompt(line));
-  if (const auto tokens = line.find("output_tokens"); tokens != line.end()) {
-    if (!tokens->is_number_unsigned() || *tokens < 1 || *tokens > kMaxTokens) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("output_tokens is ", tokens->dump(), ", it must be 1 to ", kMaxTokens));
-    }
-    turn.output_tokens = *tokens;
+absl::StatusOr<BlockRequest> ParseBlocks(const nlohmann::json& line) {
+  BlockRequest request;
+  ASSIGN_OR_RETURN(request.input_tokens, TokensMember(line, "input_length"));
+  ASSIGN_OR_RETURN(request.output_tokens, TokensMember(line, "output_length"));
+  const auto blocks = line.find("hash_ids");
+  if (request.input_tokens == 0 || request.output_tokens == 0 || blocks == line.end() ||
+      !blocks->is_array()) {
+    return absl::InvalidArgumentError("needs input_length, output_length and the list hash_ids");
   }
-  return turn;
+  for (const nlohmann::json& block : *blocks) {
+    if (!block.is_number_unsigned()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("hash_ids has ", block.dump(), ", which is no number of a block"));
+    }
+    request.blocks.push_back(block);
+  }
+  const int32_t needed = (request.input_tokens + kBlockTokens - 1) / kBlockTokens;
+  if (request.blocks.size() != static_cast<size_t>(needed)) {
+    return absl::InvalidArgumentError(absl::StrCat("input_length ", request.input_tokens, " takes ",
+                                                   needed, " blocks of ", kBlockTokens,
+                                                   ", hash_ids has ", request.blocks.size()));
+  }
+  return request;
 }
 
 }  // namespace
@@ -160,28 +261,36 @@ std::unique_ptr<Trace> MakeTrace(const TraceShape& shape) {
 
 absl::StatusOr<std::unique_ptr<Trace>> ReadDataset(const std::string& path, int32_t max_requests,
                                                    const Lengths& output, uint64_t seed) {
-  ASSIGN_OR_RETURN(const std::string text, input_file::Read(path, kMaxDatasetBytes));
   std::mt19937 random = Random(seed, Purpose::kOutputLength, 0);
   std::vector<Turn> turns;
-  int64_t number = 0;
-  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
-    if (max_requests > 0 && turns.size() == static_cast<size_t>(max_requests)) break;
-    ++number;
-    if (line.find_first_not_of(" \t\r") == absl::string_view::npos) continue;
-    absl::StatusOr<Turn> turn = ParseLine(std::string(line));
-    if (!turn.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ":", number, ": ", std::string(turn.status().message())));
-    }
-    if (turn->output_tokens == 0) turn->output_tokens = Draw(output, random);
-    turns.push_back(*std::move(turn));
-  }
-  if (turns.empty() || turns.size() < static_cast<size_t>(max_requests)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " has ", turns.size(), " requests",
-                     max_requests > 0 ? absl::StrCat(", --requests is ", max_requests) : ""));
-  }
+  RETURN_IF_ERROR(ForEachLine(path, max_requests, [&](const nlohmann::json& line) -> absl::Status {
+    Turn turn;
+    ASSIGN_OR_RETURN(turn.prompt, ParsePrompt(line));
+    ASSIGN_OR_RETURN(turn.output_tokens, TokensMember(line, "output_tokens"));
+    if (turn.output_tokens == 0) turn.output_tokens = Draw(output, random);
+    turns.push_back(std::move(turn));
+    return absl::OkStatus();
+  }));
   return std::make_unique<Dataset>(path, std::move(turns));
+}
+
+absl::StatusOr<std::unique_ptr<Trace>> ReadBlockTrace(const std::string& path, int32_t max_requests,
+                                                      uint32_t vocab_size, uint64_t seed) {
+  std::vector<BlockRequest> requests;
+  std::unordered_map<uint64_t, int32_t> seen;  // block: the most of its tokens in a prompt so far
+  RETURN_IF_ERROR(ForEachLine(path, max_requests, [&](const nlohmann::json& line) -> absl::Status {
+    ASSIGN_OR_RETURN(BlockRequest request, ParseBlocks(line));
+    bool shared = true;
+    for (size_t i = 0; i < request.blocks.size(); ++i) {
+      int32_t& most = seen[request.blocks[i]];
+      if (shared) request.shared_tokens += std::min(most, request.TokensOf(i));
+      shared = shared && most == kBlockTokens;
+      most = std::max(most, request.TokensOf(i));
+    }
+    requests.push_back(std::move(request));
+    return absl::OkStatus();
+  }));
+  return std::make_unique<BlockTrace>(path, std::move(requests), vocab_size, seed);
 }
 
 std::vector<uint32_t> StandInAnswer(int32_t conversation, int32_t turn, int32_t tokens,

@@ -75,6 +75,13 @@ std::unique_ptr<Trace> MakeTrace(const TraceShape& shape);
 absl::StatusOr<std::unique_ptr<Trace>> ReadDataset(const std::string& path, int32_t max_requests,
                                                    const Lengths& output, uint64_t seed);
 
+// A trace of which nothing is told but lengths and which blocks of 512 tokens prompts have in
+// common, as those that Mooncake has published: a JSON object a line with input_length,
+// output_length and hash_ids, a number for each block of the prompt.  Equal numbers become equal
+// random ids.  Errors: as of ReadDataset.
+absl::StatusOr<std::unique_ptr<Trace>> ReadBlockTrace(const std::string& path, int32_t max_requests,
+                                                      uint32_t vocab_size, uint64_t seed);
+
 // Random ids that stand for the answer of a turn where the server does not tell its ids.
 std::vector<uint32_t> StandInAnswer(int32_t conversation, int32_t turn, int32_t tokens,
                                     uint32_t vocab_size, uint64_t seed);

@@ -105,6 +105,14 @@ def check_openai(folder):
     report(folder, *flags, "--dataset", dataset)
     assert FakeOpenAi.prompts == [f"number {i}" for i in range(12)], FakeOpenAi.prompts
 
+    trace = folder / "blocks.jsonl"
+    trace.write_text("".join(json.dumps({"input_length": 600, "output_length": 3, "hash_ids": [1, 10 + i]}) + "\n"
+                             for i in range(12)))
+    FakeOpenAi.prompts.clear()
+    result = report(folder, *flags, "--block_trace", trace)
+    assert len({tuple(prompt[:512]) for prompt in FakeOpenAi.prompts}) == 1, "they share a block"
+    assert len({tuple(prompt) for prompt in FakeOpenAi.prompts}) == 12 and result["attainable_tokens"] == 11 * 512, result
+
     # On a terminal a line tells how far it is.
     here, there = pty.openpty()
     run = subprocess.Popen([binaries / "ferry", "bench", *map(str, flags)], stderr=there, stdout=subprocess.DEVNULL)
@@ -126,9 +134,15 @@ def check_openai(folder):
 
 
 def check_wrong_flags():
-    for flags, said in (((), "--backend grpc needs --address"), (("--backend", "openai"), "--backend openai needs --base_url"),
+    for flags, said in (((), "--backend grpc needs --address, and no --base_url"),
+                        (("--backend", "openai"), "--backend openai needs --base_url, and no --address"),
+                        (("--address", "a:1", "--base_url", "b:2"), "--backend grpc needs --address, and no --base_url"),
                         (("--address", "127.0.0.1:1", "--json", "/nowhere/x"), "cannot write /nowhere/x")):
         assert bench(*flags, code=1).stderr == f"ferry: {said}\n", flags
+
+
+    ambiguous = bench("--address", "127.0.0.1:1", "--dataset", "x", "--turns", 2, code=108)
+    assert "--turns excludes --dataset" in ambiguous.stderr, ambiguous.stderr
 
 
 def check_live(folder, address):

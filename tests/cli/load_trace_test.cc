@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -134,6 +135,48 @@ TEST_F(DatasetTest, AWrongLineIsNamed) {
             path_ + ":1: output_tokens is 0, it must be 1 to 16777216");
   EXPECT_EQ(Said(""), path_ + " has 0 requests");
   EXPECT_EQ(Said(good, 2), path_ + " has 1 requests, --requests is 2");
+}
+
+TEST_F(DatasetTest, EqualBlocksAreEqualTokens) {
+  std::ofstream(path_)
+      << "{\"input_length\": 1100, \"output_length\": 7, \"hash_ids\": [1, 2, 3]}\n"
+         "{\"input_length\": 1200, \"output_length\": 8, \"hash_ids\": [1, 2, 3]}\n"
+         "{\"input_length\": 1030, \"output_length\": 9, \"hash_ids\": [1, 4, 3]}\n"
+         "{\"input_length\": 1536, \"output_length\": 9, \"hash_ids\": [1, 2, 3]}\n";
+  const auto trace = ReadBlockTrace(path_, 0, 50'000, /*seed=*/5);
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  std::vector<std::vector<uint32_t>> prompts;
+  for (int32_t i = 0; i < 4; ++i) prompts.push_back(FirstPrompt(**trace, i));
+  EXPECT_EQ(prompts[0].size(), 1100u);
+  EXPECT_EQ(prompts[1].size(), 1200u);
+  EXPECT_EQ((*trace)->Get(1).turns[0].output_tokens, 8);
+  // What is said to be shared is the longest common beginning with an earlier prompt.
+  for (int32_t i = 0; i < 4; ++i) {
+    size_t longest = 0;
+    for (int32_t k = 0; k < i; ++k) {
+      const auto end =
+          std::mismatch(prompts[i].begin(), prompts[i].end(), prompts[k].begin(), prompts[k].end());
+      longest = std::max<size_t>(longest, end.first - prompts[i].begin());
+    }
+    EXPECT_EQ((*trace)->Get(i).shared_tokens, static_cast<int32_t>(longest)) << i;
+  }
+  EXPECT_EQ((*trace)->Get(1).shared_tokens, 1100);
+  EXPECT_EQ((*trace)->Get(2).shared_tokens, 512);
+}
+
+TEST_F(DatasetTest, AWrongBlockTraceIsNamed) {
+  const auto said = [this](const std::string& text) {
+    std::ofstream(path_) << text;
+    return std::string(ReadBlockTrace(path_, 0, 10, 1).status().message());
+  };
+  EXPECT_EQ(said("{\"input_length\": 513, \"output_length\": 1, \"hash_ids\": [1]}"),
+            path_ + ":1: input_length 513 takes 2 blocks of 512, hash_ids has 1");
+  EXPECT_EQ(said("{\"input_length\": 5, \"output_length\": 1, \"hash_ids\": [\"a\"]}"),
+            path_ + ":1: hash_ids has \"a\", which is no number of a block");
+  EXPECT_EQ(said("{\"prompt\": \"a\"}"),
+            path_ + ":1: needs input_length, output_length and the list hash_ids");
+  EXPECT_EQ(said("{\"input_length\": -5}"),
+            path_ + ":1: input_length is -5, it must be 1 to 16777216");
 }
 
 }  // namespace
