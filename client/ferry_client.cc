@@ -15,6 +15,7 @@
 #include "input_file/input_file.h"
 #include "status/grpc_status.h"
 #include "status/status_macros.h"
+#include "steady_time/steady_time.h"
 
 namespace ferry {
 namespace {
@@ -275,10 +276,10 @@ absl::Status GrpcClient::CheckReady(const std::string& model, absl::Duration tim
 }
 
 absl::Status GrpcClient::WaitUntilReady(const std::string& model, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = steady_time::Now() + timeout;
   std::string last = "the router does not answer";
-  while (absl::Now() < deadline) {
-    const absl::Status ready = CheckReady(model, deadline - absl::Now());
+  while (steady_time::Now() < deadline) {
+    const absl::Status ready = CheckReady(model, deadline - steady_time::Now());
     switch (ready.code()) {
       case absl::StatusCode::kDeadlineExceeded:
         break;  // while it was asked: the last answer says more
@@ -290,7 +291,7 @@ absl::Status GrpcClient::WaitUntilReady(const std::string& model, absl::Duration
         return ready;
     }
     std::this_thread::sleep_for(
-        absl::ToChronoMilliseconds(std::min(kReadyPollInterval, deadline - absl::Now())));
+        absl::ToChronoMilliseconds(std::min(kReadyPollInterval, deadline - steady_time::Now())));
   }
   return absl::DeadlineExceededError(
       absl::StrCat("not ready after ", absl::FormatDuration(timeout), ": ", last));

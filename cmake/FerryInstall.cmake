@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 install(TARGETS ferry ferry-router ferry-prefill ferry-decode
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT programs)
 
-set(sdk ferry_client ferry_grpc_status ferry_input_file ferry_proto ferry_status)
+set(sdk ferry_client ferry_grpc_status ferry_input_file ferry_proto ferry_status ferry_steady_time)
 foreach(target ferry_client ferry_status)
   # An installed file does not tell where it was built.
   target_compile_options(${target} PRIVATE "-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=")

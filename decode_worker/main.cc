@@ -35,6 +35,7 @@
 #include "service/startup.h"
 #include "spdlog/spdlog.h"
 #include "status/status_macros.h"
+#include "steady_time/steady_time.h"
 #include "worker/worker_flags.h"
 #include "worker/worker_runtime.h"
 
@@ -48,8 +49,8 @@ constexpr absl::Duration kHealthPoll = absl::Seconds(1);
 
 void Drain(decode_worker::DecodeServer& server, absl::Duration limit) {
   server.StartDrain();
-  const absl::Time until = absl::Now() + limit;
-  while (!server.drained() && absl::Now() < until) {
+  const absl::Time until = steady_time::Now() + limit;
+  while (!server.drained() && steady_time::Now() < until) {
     if (service::WaitForTermination(kDrainPoll) != 0) return;
   }
 }

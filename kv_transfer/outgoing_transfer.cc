@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "status/check.h"
+#include "steady_time/steady_time.h"
 
 namespace kv_transfer {
 namespace {
@@ -55,7 +56,7 @@ class OutgoingTransferImpl final : public OutgoingTransfer,
       FERRY_CHECK(!finished_) << "block " << index << " sent after Finish";
       if (!failure_.ok() || !stop_cause_.ok()) return;
       if (first_sent_ == absl::InfinitePast() && kind != MessageKind::kHeartbeat) {
-        first_sent_ = absl::Now();
+        first_sent_ = steady_time::Now();
       }
       size_t offset = 0;
       uint32_t part = 0;

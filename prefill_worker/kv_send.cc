@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "status/grpc_status.h"
+#include "steady_time/steady_time.h"
 
 namespace prefill_worker {
 namespace {
@@ -119,7 +119,7 @@ void KvSendImpl::OnReserved(absl::StatusOr<ReserveResponse> response) {
       if (const absl::Status taken = TakeReservation(*response); taken.ok()) {
         result_.link = link;
         state_ = State::kSending;
-        last_progress_ = last_sent_ = absl::Now();
+        last_progress_ = last_sent_ = steady_time::Now();
         transfer_ = kv_transfer::StartOutgoingTransfer(context_.runtime->transport.get(),
                                                        spec_.destination.epoch, transfer_id_,
                                                        spec_.id.attempt);
@@ -183,17 +183,18 @@ void KvSendImpl::Complete(std::vector<FirstToken> first_tokens) {
 }
 
 void KvSendImpl::Pump(Actions& actions) {
-  if (next_block_ < ready_blocks_ && transfer_->num_in_flight() == 0) last_progress_ = absl::Now();
+  if (next_block_ < ready_blocks_ && transfer_->num_in_flight() == 0)
+    last_progress_ = steady_time::Now();
   for (; next_block_ < ready_blocks_; ++next_block_) {
-    last_sent_ = absl::Now();
+    last_sent_ = steady_time::Now();
     if (first_sent_ == absl::InfinitePast()) first_sent_ = last_sent_;
     transfer_->SendBlock(static_cast<uint32_t>(next_block_ - cached_blocks_),
                          spec_.blocks[next_block_]);
   }
   if (!complete_) return;
   if (!spec_.state_slot.empty()) {
-    if (first_sent_ == absl::InfinitePast()) first_sent_ = absl::Now();
-    if (transfer_->num_in_flight() == 0) last_progress_ = absl::Now();
+    if (first_sent_ == absl::InfinitePast()) first_sent_ = steady_time::Now();
+    if (transfer_->num_in_flight() == 0) last_progress_ = steady_time::Now();
     transfer_->SendStateSlot(spec_.state_slot);
   }
   state_ = State::kDraining;
@@ -257,7 +258,7 @@ void KvSendImpl::OnConfirmed(const absl::Status& status) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (state_ != State::kConfirming) return;  // stopped meanwhile
-    if (first_sent_ != absl::InfinitePast()) result_.duration = absl::Now() - first_sent_;
+    if (first_sent_ != absl::InfinitePast()) result_.duration = steady_time::Now() - first_sent_;
     EndLocked(status.ok() ? status : AsTransferFailure("confirming the transfer", status), actions);
   }
   Run(actions);
@@ -305,7 +306,7 @@ void KvSendImpl::StopLocked(absl::Status cause, bool tell_peer, Actions& actions
       if (tell_peer) TellPeer(std::string(cause.message()), actions);
       cause_ = std::move(cause);
       state_ = State::kDraining;
-      last_progress_ = absl::Now();
+      last_progress_ = steady_time::Now();
       actions.push_back([self = shared_from_this(), transfer = transfer_, cause = cause_] {
         transfer->Stop(cause,
                        [self](kv_transfer::OutgoingResult result) { self->OnDrained(result); });

@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/time/clock.h"
 #include "prefill_worker/kv_send.h"
 #include "prefill_worker/peer_links.h"
 #include "service/client_call.h"
+#include "steady_time/steady_time.h"
 
 namespace prefill_worker {
 namespace {
@@ -95,7 +95,7 @@ class Sender final : public KvSender {
         continue;
       }
       lock.unlock();
-      Tick(absl::Now());
+      Tick(steady_time::Now());
       lock.lock();
       changed_.wait_for(lock, kTick, [this] { return closed_; });
     }

@@ -18,7 +18,6 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "prefill_worker/kv_sender.h"
 #include "prefill_worker/options.h"
 #include "prefill_worker/prefill_scheduler.h"
@@ -31,6 +30,7 @@
 #include "service/startup.h"
 #include "spdlog/spdlog.h"
 #include "status/status_macros.h"
+#include "steady_time/steady_time.h"
 #include "worker/kv_event_log.h"
 #include "worker/worker_flags.h"
 #include "worker/worker_metrics.h"
@@ -93,10 +93,10 @@ absl::Status Serve(const prefill_worker::PrefillOptions& options) {
   server->SetReady(false);
   scheduler.StartDrain();
   worker_service->NotifyLoadChanged();
-  const absl::Time limit = absl::Now() + options.worker.drain_limit;
+  const absl::Time limit = steady_time::Now() + options.worker.drain_limit;
   for (auto left = scheduler.remaining(); left.requests > 0 || left.held_blocks > 0;
        left = scheduler.remaining()) {
-    if (absl::Now() > limit || service::WaitForTermination(kDrainPoll) != 0) break;
+    if (steady_time::Now() > limit || service::WaitForTermination(kDrainPoll) != 0) break;
   }
   scheduler.EndAll();
   worker_service->Stop();

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "service/process.h"
 #include "spdlog/spdlog.h"
 #include "status/grpc_status.h"
+#include "steady_time/steady_time.h"
 
 namespace prefill_worker {
 namespace {
@@ -78,7 +78,7 @@ void PrefillScheduler::Run() {
   while (true) {
     RunCommands();
     // Clean-up runs every turn, whether there is work or not.
-    const absl::Time next = CheckTimes(absl::Now());
+    const absl::Time next = CheckTimes(steady_time::Now());
     AdmitWaiting();
     const bool launched = in_flight_.size() < 2 && LaunchStep();
     const bool collected = !launched && !in_flight_.empty();
@@ -91,7 +91,7 @@ void PrefillScheduler::Run() {
     if (next == absl::InfiniteFuture()) {
       changed_.wait(lock, wanted);
     } else {
-      changed_.wait_until(lock, absl::ToChronoTime(next), wanted);
+      changed_.wait_until(lock, steady_time::ToChrono(next), wanted);
     }
     if (stopping_ && commands_.empty()) return;
   }
@@ -182,7 +182,7 @@ bool PrefillScheduler::LaunchStep() {
   for (Request* request : step->requests()) {
     if (request->started) continue;
     request->started = true;
-    request->start_time = absl::Now();
+    request->start_time = steady_time::Now();
     request->sink->Started(request->cached_tokens);
     // Late reservation: the decode worker's blocks are not taken while the prompt waits here.
     MaybeStartSend(*request);
@@ -232,7 +232,7 @@ absl::Status PrefillScheduler::ExportReady(Request& request) {
 
 void PrefillScheduler::OnCollected(Request& request) {
   if (request.all_sampled() && request.computed_time == absl::InfiniteFuture()) {
-    request.computed_time = absl::Now();
+    request.computed_time = steady_time::Now();
     metrics_->CountPromptTokens(request.num_tokens() - request.cached_tokens, request.cached_tokens,
                                 0);
     metrics_->CountGeneratedTokens(request.num_branches);

@@ -5,13 +5,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "ferry/v1/kv_transfer.grpc.pb.h"
 #include "ferry/v1/worker.grpc.pb.h"
 #include "service/server_reactors.h"
 #include "service/trace_metadata.h"
 #include "status/grpc_status.h"
 #include "status/status_macros.h"
+#include "steady_time/steady_time.h"
 #include "worker/request_spec.h"
 
 namespace prefill_worker {
@@ -166,7 +166,7 @@ class PrefillService final : public ferry::v1::PrefillWorker::CallbackService {
     request->receiver = request->destination.epoch;
     request->id = {spec.key().request_id(), spec.key().attempt()};
     request->num_branches = static_cast<int32_t>(spec.sampling().n());
-    request->arrived = absl::Now();
+    request->arrived = steady_time::Now();
     if (spec.deadline_ms() > 0) {
       request->deadline = request->arrived + absl::Milliseconds(spec.deadline_ms());
     }

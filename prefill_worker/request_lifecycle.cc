@@ -3,12 +3,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "ferry/v1/worker.pb.h"
 #include "prefill_worker/prefill_scheduler.h"
 #include "service/process.h"
 #include "spdlog/spdlog.h"
 #include "status/grpc_status.h"
+#include "steady_time/steady_time.h"
 #include "tracing/trace_context.h"
 
 namespace prefill_worker {
@@ -181,7 +181,7 @@ PrefillSummary PrefillScheduler::Summary(const Request& request, const SendResul
 }
 
 void PrefillScheduler::Hold(Request& request, const absl::Status& cause) {
-  request.lease_end = absl::Now() + options_.worker.kv_lease;
+  request.lease_end = steady_time::Now() + options_.worker.kv_lease;
   if (request.push_reply) std::exchange(request.push_reply, nullptr)(cause);
   if (request.held) return;
   request.held = true;
@@ -214,7 +214,7 @@ void PrefillScheduler::Finish(Request& request) {
   engine::ReleaseBlocks(request.seq, *runtime_->pool);
   const absl::Status& verdict = *request.verdict;
   metrics_->CountRequest(verdict);
-  const absl::Time now = absl::Now();
+  const absl::Time now = steady_time::Now();
   const SendResult& result = request.last_result;
   spdlog::info(
       "request_id={} trace_id={} attempt={} status={} prompt_tokens={} cached_tokens={} "
@@ -314,7 +314,7 @@ void PrefillScheduler::RenewLease(const RequestId& held,
       metrics_->CountLateEvent("renew_lease");
       return reply(NotHeld(held));
     }
-    request->lease_end = absl::Now() + options_.worker.kv_lease;
+    request->lease_end = steady_time::Now() + options_.worker.kv_lease;
     reply(options_.worker.kv_lease);
   });
 }

@@ -1,9 +1,7 @@
 #include "router/event_loop.h"
 
-#include <chrono>
-
-#include "absl/time/clock.h"
 #include "status/check.h"
+#include "steady_time/steady_time.h"
 
 namespace router {
 namespace {
@@ -17,9 +15,7 @@ EventLoop::EventLoop() : thread_([this] { Main(); }) {}
 
 EventLoop::~EventLoop() { Stop(); }
 
-absl::Time EventLoop::Now() {
-  return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
-}
+absl::Time EventLoop::Now() { return steady_time::Now(); }
 
 void EventLoop::Post(Task task) {
   {

@@ -38,6 +38,7 @@
 #include "service/process.h"
 #include "service/startup.h"
 #include "status/status_macros.h"
+#include "steady_time/steady_time.h"
 
 namespace {
 
@@ -99,9 +100,9 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
 
 // False: requests still run, at the limit or at a second signal.
 bool Drain(router::Router& router, absl::Duration limit) {
-  const absl::Time until = absl::Now() + limit;
+  const absl::Time until = steady_time::Now() + limit;
   while (!router.WaitUntilIdle(kDrainPoll)) {
-    if (absl::Now() >= until || service::WaitForTermination(absl::ZeroDuration()) != 0) {
+    if (steady_time::Now() >= until || service::WaitForTermination(absl::ZeroDuration()) != 0) {
       return false;
     }
   }

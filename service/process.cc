@@ -17,6 +17,7 @@
 #include "service/log_format.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
+#include "steady_time/steady_time.h"
 
 namespace service {
 namespace {
@@ -69,13 +70,13 @@ void BlockTerminationSignals() {
 
 int WaitForTermination(absl::Duration timeout) {
   const sigset_t set = TerminationSignals();
-  const absl::Time end = absl::Now() + timeout;
+  const absl::Time end = steady_time::Now() + timeout;
   while (true) {
     int signal_number;
     if (timeout == absl::InfiniteDuration()) {
       signal_number = sigwaitinfo(&set, nullptr);
     } else {
-      const absl::Duration left = std::max(end - absl::Now(), absl::ZeroDuration());
+      const absl::Duration left = std::max(end - steady_time::Now(), absl::ZeroDuration());
       const timespec limit = absl::ToTimespec(left);
       signal_number = sigtimedwait(&set, nullptr, &limit);
       if (signal_number < 0 && errno == EAGAIN) return 0;

@@ -10,6 +10,7 @@ import sys
 ALLOWED = {
     "status": {"ferry"},
     "input_file": {"status"},
+    "steady_time": set(),
     "block_hash": set(),
     "proto": set(),
     "pairing": {"status", "ferry"},
@@ -18,14 +19,14 @@ ALLOWED = {
     "kernels": {"status"},
     "model": {"kernels", "status", "input_file"},
     "engine": {"model", "kernels", "block_hash", "status"},
-    "kv_transfer": {"kernels", "status"},
+    "kv_transfer": {"steady_time", "kernels", "status"},
     "tracing": set(),
-    "service": {"status", "ferry", "input_file", "tracing"},
-    "worker": {"engine", "model", "kernels", "kv_transfer", "block_hash", "tokenizer", "service", "status", "ferry"},
-    "router": {"chat", "tokenizer", "block_hash", "pairing", "service", "status", "ferry", "input_file", "tracing"},
-    "prefill_worker": {"tracing", "worker", "engine", "kv_transfer", "block_hash", "service", "status", "ferry", "model", "kernels"},
-    "decode_worker": {"tracing", "worker", "pairing", "engine", "kv_transfer", "block_hash", "service", "status", "ferry", "model", "kernels"},
-    "client": {"status", "ferry", "input_file"},
+    "service": {"steady_time", "status", "ferry", "input_file", "tracing"},
+    "worker": {"steady_time", "engine", "model", "kernels", "kv_transfer", "block_hash", "tokenizer", "service", "status", "ferry"},
+    "router": {"steady_time", "chat", "tokenizer", "block_hash", "pairing", "service", "status", "ferry", "input_file", "tracing"},
+    "prefill_worker": {"steady_time", "tracing", "worker", "engine", "kv_transfer", "block_hash", "service", "status", "ferry", "model", "kernels"},
+    "decode_worker": {"steady_time", "tracing", "worker", "pairing", "engine", "kv_transfer", "block_hash", "service", "status", "ferry", "model", "kernels"},
+    "client": {"steady_time", "status", "ferry", "input_file"},
 }
 ANY = {"cli", "bench", "tests"}
 # Below the services nobody may know gRPC; the router must not know CUDA.

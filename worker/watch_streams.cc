@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "steady_time/steady_time.h"
 
 namespace worker {
 namespace {
@@ -58,7 +58,7 @@ void Ticker::Wake() {
 void Ticker::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stopping_) {
-    const absl::Time now = absl::Now();
+    const absl::Time now = steady_time::Now();
     const bool all = std::exchange(woken_, false);
     absl::Time next = absl::InfiniteFuture();
     for (auto& [id, entry] : members_) {
@@ -68,7 +68,7 @@ void Ticker::Run() {
     if (next == absl::InfiniteFuture()) {
       changed_.wait(lock);
     } else {
-      changed_.wait_until(lock, absl::ToChronoTime(next));
+      changed_.wait_until(lock, steady_time::ToChrono(next));
     }
   }
 }
@@ -192,7 +192,7 @@ void KvEventWatch::WriteNext() {
   if (queue_.empty()) return;
   heartbeat_due_ = false;
   writing_ = true;
-  last_write_ = absl::Now();
+  last_write_ = steady_time::Now();
   frame_ = std::move(queue_.front());
   queue_.pop_front();
   written_seq_ = frame_.seq();

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/time/clock.h"
 #include "ferry/v1/worker.grpc.pb.h"
 #include "service/server_reactors.h"
+#include "steady_time/steady_time.h"
 #include "worker/watch_streams.h"
 
 namespace worker {
@@ -99,7 +99,7 @@ class Service final : public Worker::CallbackService, public WorkerService {
     PendingDrain drain{reply, response,
                        request->limit_ms() == 0
                            ? absl::InfiniteFuture()
-                           : absl::Now() + absl::Milliseconds(request->limit_ms())};
+                           : steady_time::Now() + absl::Milliseconds(request->limit_ms())};
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (stopped_) {
