@@ -7,7 +7,7 @@ packages=(
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev libssl-dev
   libucx-dev ucx-utils prometheus-cpp-dev nlohmann-json3-dev libpcre2-dev libspdlog-dev libcli11-dev
   libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev libcurl4-openssl-dev python3-jinja2 iproute2 dnsmasq-base
-  prometheus curl
+  prometheus curl nftables faketime
 )
 
 missing=()

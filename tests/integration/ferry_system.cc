@@ -47,25 +47,35 @@ bool IsIdle(const ferry::v1::LoadReport& load) {
 }  // namespace
 
 WorkerProcess FerrySystem::StartWorker(const std::string& binary, const std::string& name,
-                                       const std::vector<std::string>& flags,
-                                       const std::string& listen) {
+                                       const std::vector<std::string>& flags, int listen_port) {
   const std::string port_file = absl::StrCat(dir_, "/", name, ".ports");
-  std::vector<std::string> argv = {
-      Binary(binary), "--model",   options_.model_dir, "--listen",    listen,   "--metrics_listen",
-      "127.0.0.1:0",  "--data_ip", "127.0.0.1",        "--port_file", port_file};
+  const Site site = SiteOf(name);
+  std::vector<std::string> argv = {Binary(binary),
+                                   "--model",
+                                   options_.model_dir,
+                                   "--listen",
+                                   absl::StrCat(site.ip, ":", listen_port),
+                                   "--metrics_listen",
+                                   site.ip + ":0",
+                                   "--data_ip",
+                                   site.ip,
+                                   "--port_file",
+                                   port_file};
   argv.insert(argv.end(), flags.begin(), flags.end());
-  WorkerProcess worker = {
-      .binary = binary,
-      .name = name,
-      .flags = flags,
-      .process = ChildProcess::Start(argv, absl::StrCat(dir_, "/", name, ".log")),
-      .address = "",
-      .metrics_port = 0,
-      .stub = nullptr};
+  WorkerProcess worker = {.binary = binary,
+                          .name = name,
+                          .flags = flags,
+                          .process = site.start(argv, absl::StrCat(dir_, "/", name, ".log")),
+                          .ip = site.ip,
+                          .address = "",
+                          .front = "",
+                          .metrics_port = 0,
+                          .stub = nullptr};
   const auto port = WaitForPort(port_file, "grpc_port", kStartTimeout);
   FERRY_CHECK(port.ok()) << port.status() << "\n" << worker.process.log();
   worker.metrics_port = WaitForPort(port_file, "metrics_port", kStartTimeout).value();
-  worker.address = absl::StrCat("127.0.0.1:", *port);
+  worker.address = absl::StrCat(site.ip, ":", *port);
+  worker.front = site.front == nullptr ? worker.address : site.front(worker.address);
   worker.stub = ferry::v1::Worker::NewStub(
       grpc::CreateChannel(worker.address, grpc::InsecureChannelCredentials()));
   return worker;
@@ -83,33 +93,40 @@ std::unique_ptr<FerrySystem> FerrySystem::Start(const SystemOptions& options) {
     system->prefill_.push_back(
         system->StartWorker("ferry-prefill", absl::StrCat("prefill", i), options.prefill_flags));
   }
-  system->StartRouter("127.0.0.1:0");
+  system->StartRouter(/*port=*/0);
   return system;
 }
 
-void FerrySystem::StartRouter(const std::string& listen) {
+Site FerrySystem::SiteOf(const std::string& name) const {
+  return options_.site == nullptr ? Site() : options_.site(name);
+}
+
+void FerrySystem::StartRouter(int listen_port) {
   std::vector<std::string> addresses;
-  for (const WorkerProcess& worker : decode_) addresses.push_back(worker.address);
-  for (const WorkerProcess& worker : prefill_) addresses.push_back(worker.address);
+  for (const WorkerProcess& worker : decode_) addresses.push_back(worker.front);
+  for (const WorkerProcess& worker : prefill_) addresses.push_back(worker.front);
+  const Site site = SiteOf("router");
   const std::string port_file = dir_ + "/router.ports";
   std::filesystem::remove(port_file);
   std::vector<std::string> argv = {Binary("ferry-router"),
                                    "--model_assets",
                                    options_.model_dir,
                                    "--listen",
-                                   listen,
+                                   absl::StrCat(site.ip, ":", listen_port),
                                    "--metrics_listen",
-                                   "127.0.0.1:0",
+                                   site.ip + ":0",
                                    "--workers",
                                    absl::StrJoin(addresses, ","),
                                    "--port_file",
                                    port_file};
   argv.insert(argv.end(), options_.router_flags.begin(), options_.router_flags.end());
-  router_ = std::make_unique<ChildProcess>(ChildProcess::Start(argv, dir_ + "/router.log"));
+  router_ = std::make_unique<ChildProcess>(site.start(argv, dir_ + "/router.log"));
   const auto port = WaitForPort(port_file, "grpc_port", kStartTimeout);
   FERRY_CHECK(port.ok()) << port.status() << "\n" << router_->log();
   router_metrics_port_ = WaitForPort(port_file, "metrics_port", kStartTimeout).value();
-  router_address_ = absl::StrCat("127.0.0.1:", *port);
+  router_ip_ = site.ip;
+  router_port_ = *port;
+  router_address_ = absl::StrCat(site.ip, ":", *port);
   client_ = NewClient(absl::Seconds(120));
   const std::string not_ready = WaitUntilReady(kStartTimeout);
   FERRY_CHECK(not_ready.empty()) << not_ready << "\n" << router_->log();
@@ -119,7 +136,7 @@ void FerrySystem::KillRouter() { router_.reset(); }
 
 void FerrySystem::RestartRouter() {
   KillRouter();
-  StartRouter(router_address_);
+  StartRouter(router_port_);
 }
 
 std::unique_ptr<ferry::Client> FerrySystem::NewClient(absl::Duration timeout) const {
@@ -133,7 +150,9 @@ std::unique_ptr<ferry::Client> FerrySystem::NewClient(absl::Duration timeout) co
 void FerrySystem::Restart(WorkerProcess& worker) {
   worker.process.Kill();
   std::filesystem::remove(absl::StrCat(dir_, "/", worker.name, ".ports"));
-  worker = StartWorker(worker.binary, worker.name, worker.flags, worker.address);
+  int port = 0;
+  FERRY_CHECK(absl::SimpleAtoi(worker.address.substr(worker.address.rfind(':') + 1), &port));
+  worker = StartWorker(worker.binary, worker.name, worker.flags, port);
 }
 
 std::string FerrySystem::WaitUntilReady(absl::Duration timeout) {
@@ -249,8 +268,9 @@ std::string FerrySystem::WaitUntilIdle(absl::Duration timeout) {
 
 std::string FerrySystem::OccupiedGauges() {
   std::string occupied;
-  const auto check = [&](const std::string& process, int port, std::vector<std::string> gauges) {
-    const std::string metrics = ReadMetrics(port);
+  const auto check = [&](const std::string& process, int port, const std::string& ip,
+                         std::vector<std::string> gauges) {
+    const std::string metrics = ReadMetrics(port, ip);
     if (SumOf(metrics, "ferry_state_slots").has_value()) {
       for (const char* state : {"active", "reserved", "held", "quarantined"}) {
         gauges.push_back(absl::StrCat("ferry_state_slots{state=\"", state, "\"}"));
@@ -265,26 +285,29 @@ std::string FerrySystem::OccupiedGauges() {
     }
   };
   for (WorkerProcess* worker : Living()) {
-    check(worker->name, worker->metrics_port,
+    check(worker->name, worker->metrics_port, worker->ip,
           {"ferry_requests_running", "ferry_requests_waiting", "ferry_leases",
            "ferry_transfer_inflight", "ferry_kv_blocks{state=\"active\"}",
            "ferry_kv_blocks{state=\"reserved\"}", "ferry_kv_blocks{state=\"held\"}",
            "ferry_kv_blocks{state=\"quarantined\"}"});
   }
   if (router_ != nullptr) {
-    check("router", router_metrics_port_,
+    check("router", router_metrics_port_, router_ip_,
           {"ferry_router_queue_requests", "ferry_router_queue_bytes",
            "ferry_router_running_requests"});
   }
   return occupied;
 }
 
-std::string ReadMetrics(int port) {
+std::string ReadMetrics(int port, const std::string& ip) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  const timeval patience = {.tv_sec = 5, .tv_usec = 0};  // also of connect
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
-  inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
+  inet_pton(AF_INET, ip.c_str(), &address.sin_addr);
   std::string body;
   if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
     const std::string request = "GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n";

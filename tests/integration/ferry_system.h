@@ -1,5 +1,5 @@
-// FerrySystem: a whole Ferry of real processes on loopback, for tests: prefill workers, decode
-// workers and a router, all on ports of their own choosing.
+// FerrySystem: a whole Ferry of real processes for tests: prefill workers, decode workers and a
+// router, all on ports of their own choosing; on loopback unless told otherwise.
 //
 // Thread-compatible, except that clients may be used from any thread.
 
@@ -19,6 +19,16 @@
 
 namespace integration {
 
+// Where a process of the system runs, and by which address the others call it.
+struct Site {
+  using Start = std::function<ChildProcess(const std::vector<std::string>& argv,
+                                           const std::string& log_path)>;
+  std::string ip = "127.0.0.1";  // it listens there on ports of its own choosing
+  Start start = ChildProcess::Start;
+  // Of a worker: "host:port" that stands for its own, a relay's for example.  Null: its own.
+  std::function<std::string(const std::string& address)> front;
+};
+
 struct SystemOptions {
   std::string model_dir;
   int num_prefill = 1;
@@ -26,6 +36,8 @@ struct SystemOptions {
   std::vector<std::string> prefill_flags;
   std::vector<std::string> decode_flags;
   std::vector<std::string> router_flags;
+  // By name: "router", "prefill0", "decode1", ...  Null: all on loopback.
+  std::function<Site(const std::string& name)> site;
 };
 
 // One worker process and a gRPC stub of it.
@@ -34,7 +46,9 @@ struct WorkerProcess {
   std::string name;  // unique in the system
   std::vector<std::string> flags;
   ChildProcess process;
-  std::string address;
+  std::string ip;
+  std::string address;  // where it listens
+  std::string front;    // what the router knows it by
   int metrics_port = 0;
   std::unique_ptr<ferry::v1::Worker::Stub> stub;
 };
@@ -53,6 +67,7 @@ class FerrySystem final {
   WorkerProcess& decode(int i) { return decode_[i]; }
   ChildProcess& router() { return *router_; }
   const std::string& router_address() const { return router_address_; }
+  const std::string& router_ip() const { return router_ip_; }
   int router_metrics_port() const { return router_metrics_port_; }
 
   // Reads load reports of a worker until `done` accepts one; false when `timeout` passes first.
@@ -73,6 +88,8 @@ class FerrySystem final {
   void LetReportsPass(int count);
   // Waits until the router says that all workers are ready.  Returns what it says instead, or "".
   std::string WaitUntilReady(absl::Duration timeout);
+  // All that are to live: prefill workers first.
+  std::vector<WorkerProcess*> Living();
 
   // A worker that a test has killed is not expected to stop cleanly.
   void ExpectDead(ChildProcess& process);
@@ -80,10 +97,9 @@ class FerrySystem final {
  private:
   FerrySystem() = default;
   WorkerProcess StartWorker(const std::string& binary, const std::string& name,
-                            const std::vector<std::string>& flags,
-                            const std::string& listen = "127.0.0.1:0");
-  void StartRouter(const std::string& listen);
-  std::vector<WorkerProcess*> Living();
+                            const std::vector<std::string>& flags, int port = 0);
+  void StartRouter(int port);
+  Site SiteOf(const std::string& name) const;
   bool IsExpectedDead(const ChildProcess& process) const;
   std::string OccupiedGauges();  // what they say, or "" if nothing runs
 
@@ -93,13 +109,15 @@ class FerrySystem final {
   std::vector<WorkerProcess> decode_;
   std::unique_ptr<ChildProcess> router_;
   std::string router_address_;
+  std::string router_ip_;
+  int router_port_ = 0;
   int router_metrics_port_ = 0;
   std::unique_ptr<ferry::Client> client_;
   std::vector<pid_t> expected_dead_;
 };
 
-// The body of http://127.0.0.1:port/metrics.
-std::string ReadMetrics(int port);
+// The body of http://ip:port/metrics; "" if it cannot be read within seconds.
+std::string ReadMetrics(int port, const std::string& ip = "127.0.0.1");
 // The sum of a metric over its labels; nothing if it is not in `metrics`.  `name` may state labels.
 std::optional<double> SumOf(const std::string& metrics, const std::string& name);
 
