@@ -80,7 +80,6 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
           arrival_ + absl::FromChrono(context_->deadline() - std::chrono::system_clock::now());
     }
     trace_ = tracing::BeginSpan(service::ReceivedTraceparent(*context_), router_->trace_ratio());
-    context_->AddInitialMetadata(tracing::kTraceparent, tracing::Traceparent(trace_));
     auto request = std::make_shared<GenerateRequest>();
     const absl::Status status = Parse(buffer, request.get());
     if (!status.ok()) {
@@ -179,11 +178,19 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     if (writing_ || finished_) return;
     if (!waiting_.empty() && !gone_) {
       writing_ = true;
+      if (!answered_) {
+        context_->AddInitialMetadata(tracing::kTraceparent, tracing::Traceparent(trace_));
+      }
+      answered_ = true;
       StartWrite(&waiting_.front());
       return;
     }
     if (finishing_) {
       finished_ = true;
+      // Behind initial metadata a client's gRPC would not try again.
+      if (!answered_) {
+        context_->AddTrailingMetadata(tracing::kTraceparent, tracing::Traceparent(trace_));
+      }
       grpc::ServerWriteReactor<grpc::ByteBuffer>::Finish(status::ToGrpc(final_status_));
     }
   }
@@ -211,6 +218,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   bool writing_ = false;
   bool gone_ = false;
   bool finishing_ = false;
+  bool answered_ = false;  // something has been sent
   bool finished_ = false;
   absl::Status final_status_;
 };

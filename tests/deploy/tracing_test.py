@@ -104,7 +104,7 @@ class Router:
                 pass
         except grpc.RpcError:
             pass
-        answer = dict(call.initial_metadata())["traceparent"]
+        answer = dict([*call.initial_metadata(), *call.trailing_metadata()])["traceparent"]
         version, trace, span, flags = answer.split("-")
         assert version == "00", answer
         return trace, span, flags, call.code()

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 from collections.abc import Iterator
 from typing import Any
@@ -139,6 +140,31 @@ class TlsTest(unittest.TestCase):
                     with stranger, self.assertRaises(ferry.Error) as caught:
                         stranger.list_models(timeout=LIMIT_S)
                     self.assertEqual(caught.exception.code, grpc.StatusCode.UNAVAILABLE)
+
+
+class LonelyRouterTest(unittest.TestCase):
+    def test_a_router_s_unavailable_is_tried_again(self) -> None:
+        """A router says it in a form that gRPC tries again: its log has a line for every attempt."""
+        with tempfile.TemporaryDirectory() as folder, open(f"{folder}/log", "w+", encoding="utf-8") as log:
+            ports = pathlib.Path(folder, "ports")
+            router = subprocess.Popen(
+                [BINARIES / "ferry-router", "--model_assets", SOURCE / "models/demo", "--workers", "127.0.0.1:1", "--listen",
+                 "127.0.0.1:0", "--metrics_listen", "127.0.0.1:0", "--port_file", ports, "--worker_wait_s", "0.01"], stderr=log)
+            try:
+                deadline = time.monotonic() + LIMIT_S
+                while not ports.exists() or "metrics_port=" not in ports.read_text():
+                    assert router.poll() is None and time.monotonic() < deadline, log.read()
+                    threading.Event().wait(0.05)
+                port = re.findall(r"grpc_port=(\d+)", ports.read_text())[0]
+                with ferry.Client(f"127.0.0.1:{port}", timeout=LIMIT_S, first_backoff=0.002) as client:
+                    with self.assertRaises(ferry.Error) as caught:
+                        client.complete(request())
+            finally:
+                router.terminate()
+                self.assertEqual(router.wait(timeout=LIMIT_S), 0)
+            self.assertEqual(caught.exception.code, grpc.StatusCode.UNAVAILABLE)
+            log.seek(0)
+            self.assertEqual(len(re.findall("request_id=.* status=unavailable", log.read())), 3)
 
 
 class FakeInference(inference_pb2_grpc.InferenceServicer):
