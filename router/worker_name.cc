@@ -104,7 +104,7 @@ absl::StatusOr<std::set<std::string>> LookUpServices(const WorkerName& name) {
 absl::StatusOr<WorkerName> ParseWorkerName(const std::string& text) {
   if (!absl::StartsWith(text, kScheme)) {
     const auto parsed = service::ParseListenAddress(text);
-    if (!parsed.ok() || parsed->port == 0 || absl::StrContains(text, '/')) {
+    if (!parsed.ok() || parsed->port == 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "\"", text,
           "\" is not host:port with a port of 1 to 65535, dns:///name:port or dns:///_service"));
@@ -115,8 +115,7 @@ absl::StatusOr<WorkerName> ParseWorkerName(const std::string& text) {
   name.host = text.substr(sizeof(kScheme) - 1);
   if (absl::StartsWith(name.host, "_") && !absl::StrContains(name.host, ':')) return name;
   const auto parsed = service::ParseListenAddress(name.host);
-  if (!parsed.ok() || parsed->port == 0 || parsed->host.empty() ||
-      absl::StrContains(parsed->host, '/')) {
+  if (!parsed.ok() || parsed->port == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("\"", text,
                      "\" is neither dns:///name:port with a port of 1 to 65535 nor dns:///_service "

@@ -92,7 +92,8 @@ absl::StatusOr<HostPort> ParseListenAddress(const std::string& address) {
     if (result.host.size() >= 2 && result.host.front() == '[' && result.host.back() == ']') {
       result.host = result.host.substr(1, result.host.size() - 2);
     }
-    if (!result.host.empty()) return result;
+    // A URL is no host.
+    if (!result.host.empty() && result.host.find_first_of("/ ") == std::string::npos) return result;
   }
   return absl::InvalidArgumentError(
       absl::StrCat("address \"", address, "\" is not host:port with a port of 0 to 65535"));

@@ -119,7 +119,8 @@ TEST(ListenAddressTest, ParsesHostsAndPorts) {
   EXPECT_EQ(ParseListenAddress("0.0.0.0:80")->host, "0.0.0.0");
   EXPECT_EQ(ParseListenAddress("[::1]:8500")->host, "::1");
   EXPECT_EQ(ParseListenAddress("[::1]:8500")->ToString(), "[::1]:8500");
-  for (const char* bad : {"", "host", "host:", ":80", "host:65536", "host:-1", "host:x"}) {
+  for (const char* bad : {"", "host", "host:", ":80", "host:65536", "host:-1", "host:x",
+                          "http://host:80", "dns:///host:80", "a b:80"}) {
     EXPECT_EQ(ParseListenAddress(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
   }
 }
