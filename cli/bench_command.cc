@@ -169,12 +169,9 @@ absl::Status Run(const Options& options) {
   RETURN_IF_ERROR(Write(options.plot_path, absl::EndsWith(options.plot_path, ".svg")
                                                ? LoadPlotSvg(report)
                                                : LoadPlotHtml(report)));
-  if (report.good.empty()) {
-    return absl::InternalError(absl::StrCat("all ", report.num_failed(), " requests failed"));
-  }
   if (report.num_failed() > 0) {
-    return absl::InternalError(
-        absl::StrCat(report.num_failed(), " of ", report.num_requests(), " requests failed"));
+    return absl::InternalError(absl::StrCat(report.good.empty() ? "all: " : "", report.num_failed(),
+                                            " of ", report.num_requests(), " requests failed"));
   }
   return absl::OkStatus();
 }

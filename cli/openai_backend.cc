@@ -150,7 +150,11 @@ class Connections final : public OpenAiBackend {
 
   absl::Status FindModel() {
     Stream stream;
-    RETURN_IF_ERROR(Call("/models", "", &stream));
+    const absl::Status called = Call("/models", "", &stream);
+    if (!called.ok()) {
+      return absl::Status(called.code(),
+                          absl::StrCat(base_, "/models: ", std::string(called.message())));
+    }
     const json parsed = json::parse(stream.body, nullptr, /*allow_exceptions=*/false);
     std::vector<std::string> names;
     if (parsed.is_object() && parsed.contains("data") && parsed["data"].is_array()) {

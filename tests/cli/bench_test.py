@@ -128,7 +128,7 @@ def check_openai(folder):
 
     FakeOpenAi.fail = True
     failed = bench(*flags, code=1)
-    assert failed.stderr == "ferry: all 12 requests failed\n", failed.stderr
+    assert failed.stderr == "ferry: all: 12 of 12 requests failed\n", failed.stderr
     assert "12 x UNAVAILABLE: HTTP 503: no worker" in failed.stdout and "TTFT" not in failed.stdout, failed.stdout
     server.shutdown()
 

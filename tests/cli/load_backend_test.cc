@@ -317,8 +317,9 @@ TEST_F(OpenAiFailureTest, ChatGoesToItsOwnPath) {
 }
 
 TEST_F(OpenAiFailureTest, ConnectingNamesWhatIsWrong) {
-  EXPECT_EQ(OpenAiBackend::Connect({.base_url = "http://127.0.0.1:1"}).status().code(),
-            absl::StatusCode::kUnavailable);
+  const absl::Status nobody = OpenAiBackend::Connect({.base_url = "http://127.0.0.1:1"}).status();
+  EXPECT_EQ(nobody.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(nobody.message()), testing::StartsWith("http://127.0.0.1:1/v1/models: "));
   EXPECT_EQ(OpenAiBackend::Connect({.base_url = "file:///etc/passwd"}).status().code(),
             absl::StatusCode::kInvalidArgument);
   FakeHttp http(
