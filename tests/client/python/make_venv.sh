@@ -10,4 +10,10 @@ if ! cmp -s "$wanted" "$venv/made_of.txt"; then
   "$venv/bin/pip" install -q -r "$wanted"
   cp "$wanted" "$venv/made_of.txt"
 fi
-"$venv/bin/pip" install -q --force-reinstall --no-deps "$source/client/python"
+# From a copy of what it is built from: pip builds beside the sources, which other tests read meanwhile.
+rm -rf "$venv/tree"
+mkdir -p "$venv/tree/client"
+cp -r "$source/client/python" "$venv/tree/client/"
+cp -r "$source/proto" "$venv/tree/"
+rm -rf "$venv/tree/client/python/build"
+"$venv/bin/pip" install -q --force-reinstall --no-deps "$venv/tree/client/python"
