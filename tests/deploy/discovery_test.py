@@ -4,100 +4,22 @@
 usage: discovery_test.py BIN_DIR MODEL_DIR
 
 Real processes, each worker in a network namespace of its own with its own address, joined by a bridge; a real dnsmasq.
-Everything lives in namespaces of this process (unshare): nothing is left, however it ends.  Needs root.
+Needs root.
 """
-import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
 
+from network import WAIT_S, NameServer, Network, run, unshared, wait_for
+
 BIN_DIR, MODEL = pathlib.Path(sys.argv[1]), sys.argv[2]
-HUB, ROUTER = "10.77.0.1", "10.77.0.2"
-WAIT_S = 240  # for anything to happen, on a busy machine
+ROUTER = "10.77.0.2"
 PROMPT = "It was a truth universally acknowledged that the ferry left at six in the morning, and that whoever came"
 GENERATE = ["--prompt", PROMPT, "--max_tokens", "40", "--temperature", "0", "--quiet"]
-
-
-def run(*command):
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
-    return done.stdout
-
-
-def wait_for(what, condition):
-    until = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > until:
-            raise AssertionError(f"not within {WAIT_S} s: {what}")
-        time.sleep(0.05)
-
-
-class Network:
-    """A bridge with one namespace a host."""
-
-    def __init__(self, directory):
-        self.directory = directory
-        for shared in ("/run/netns", "/etc/netns"):  # not the machine's
-            os.makedirs(shared, exist_ok=True)
-            run("mount", "-t", "tmpfs", "tmpfs", shared)
-        run("ip", "link", "set", "lo", "up")
-        run("ip", "link", "add", "hub", "type", "bridge")
-        run("ip", "addr", "add", f"{HUB}/24", "dev", "hub")
-        run("ip", "link", "set", "hub", "up")
-
-    def add_host(self, name, ip):
-        run("ip", "netns", "add", name)
-        resolver = pathlib.Path("/etc/netns", name)
-        resolver.mkdir()
-        (resolver / "resolv.conf").write_text(f"nameserver {HUB}\noptions timeout:1 attempts:1\n")
-        run("ip", "link", "add", f"v-{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
-        run("ip", "link", "set", f"v-{name}", "master", "hub", "up")
-        run("ip", "-n", name, "link", "set", "lo", "up")
-        run("ip", "-n", name, "addr", "add", f"{ip}/24", "dev", "eth0")
-        run("ip", "-n", name, "link", "set", "eth0", "up")
-
-    def start(self, host, log, *command):
-        prefix = ["ip", "netns", "exec", host] if host else []
-        with open(self.directory / log, "a") as out:
-            return subprocess.Popen([*prefix, *command], stdout=out, stderr=out)
-
-    def log(self, name):
-        return (self.directory / name).read_text()
-
-
-class NameServer:
-    def __init__(self, network):
-        self.network = network
-        self.hosts = network.directory / "hosts"
-        self.hosts.write_text("")
-        self.process = None
-
-    def start(self):
-        started = self.network.log("dnsmasq.log").count("started, version") if self.process else 0
-        self.process = self.network.start(
-            None, "dnsmasq.log", "dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--user=root", "--no-resolv", "--no-hosts",
-            "--no-daemon", f"--addn-hosts={self.hosts}", f"--listen-address={HUB}", "--bind-interfaces", "--local=/ferry.test/",
-            "--srv-host=_grpc._tcp.decode.ferry.test,d2.ferry.test,8602", "--srv-host=_grpc._tcp.decode.ferry.test,d3.ferry.test,8602",
-            "--srv-host=_grpc._tcp.tls-prefill.ferry.test,p4.ferry.test,8601", "--srv-host=_grpc._tcp.tls-decode.ferry.test,d4.ferry.test,8602")
-        # Before, SIGHUP would end it.
-        wait_for("dnsmasq serves", lambda: self.network.log("dnsmasq.log").count("started, version") > started)
-
-    def stop(self):
-        self.process.kill()
-        self.process.wait()
-
-    def set(self, **records):
-        """name=[ip, ...]"""
-        lines = [f"{ip} {name}.ferry.test" for name, ips in records.items() for ip in ips]
-        self.hosts.write_text("\n".join(lines) + "\n")
-        self.process.send_signal(signal.SIGHUP)
 
 
 class Worker:
@@ -200,7 +122,8 @@ def said_of_names(network):
 
 def check(network):
     expected = run(BIN_DIR / "ferry", "generate", "--model", MODEL, *GENERATE)
-    names = NameServer(network)
+    names = NameServer(network, "ferry.test", [("_grpc._tcp.decode", "d2", 8602), ("_grpc._tcp.decode", "d3", 8602),
+                                               ("_grpc._tcp.tls-prefill", "p4", 8601), ("_grpc._tcp.tls-decode", "d4", 8602)])
     names.start()
     network.add_host("router", ROUTER)
     p1 = Worker(network, "prefill", "p1", "10.77.0.11")
@@ -272,8 +195,5 @@ def main():
 
 
 if __name__ == "__main__":
-    if os.environ.get("FERRY_UNSHARED") != "1":
-        # Its own network, mounts and processes: the kernel takes them all away when the first of these ends.
-        os.environ["FERRY_UNSHARED"] = "1"
-        os.execvp("unshare", ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *[sys.executable, *sys.argv]])
+    unshared()
     main()

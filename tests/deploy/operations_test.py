@@ -19,6 +19,8 @@ import time
 
 import yaml
 
+from network import unshared
+
 ROOT, BIN_DIR = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 TOOLS = pathlib.Path(sys.executable).parent
 PAGE = ROOT / "docs/operations.md"
@@ -157,7 +159,5 @@ def main():
 
 
 if __name__ == "__main__":
-    if os.environ.get("FERRY_UNSHARED") != "1":
-        os.environ["FERRY_UNSHARED"] = "1"
-        os.execvp("unshare", ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, *sys.argv])
+    unshared()
     main()
