@@ -1,5 +1,8 @@
 // A Generation's part in a distributed trace: the span of the whole request, and in it those of its
-// stages.  Times at workers are theirs, put where the router heard of them.
+// stages.  Times at workers are theirs, put where the router heard of them, and within what the
+// router knows: news may come late.
+
+#include <algorithm>
 
 #include "ferry/v1/worker.pb.h"
 #include "router/generation.h"
@@ -44,17 +47,29 @@ void Generation::ExportSpans(const absl::Status& status) const {
   if (prefill_done_ != nullptr && prefill_started_at_ != absl::InfinitePast()) {
     tracing::Span& prefill =
         add("prefill", prefill_started_at_,
-            prefill_started_at_ + absl::Milliseconds(prefill_done_->compute_ms()));
+            std::min(prefill_started_at_ + absl::Milliseconds(prefill_done_->compute_ms()),
+                     prefill_done_at_));
     prefill.attributes = {{"ferry.worker", prefill_address_},
                           {"ferry.computed_tokens", int64_t{prefill_done_->computed_tokens()}},
                           {"ferry.cached_tokens", int64_t{prefill_done_->cached_tokens()}}};
     tracing::Span& transfer =
-        add("transfer", prefill_done_at_ - absl::Milliseconds(prefill_done_->transfer_ms()),
+        add("transfer",
+            std::max(prefill_done_at_ - absl::Milliseconds(prefill_done_->transfer_ms()),
+                     prefill_started_at_),
             prefill_done_at_);
     transfer.attributes = {{"ferry.from", prefill_address_},
                            {"ferry.to", decode_address_},
                            {"ferry.link", prefill_done_->transport()},
                            {"ferry.bytes", static_cast<int64_t>(prefill_done_->kv_bytes())}};
+  }
+  if (placement_.local() && decode_done_ != nullptr && first_token_at_ != absl::InfinitePast()) {
+    tracing::Span& prefill =
+        add("prefill",
+            std::min(placed_at_ + absl::Milliseconds(decode_done_->wait_ms()), first_token_at_),
+            first_token_at_);
+    prefill.attributes = {{"ferry.worker", decode_address_},
+                          {"ferry.computed_tokens", int64_t{decode_done_->computed_tokens()}},
+                          {"ferry.cached_tokens", int64_t{decode_done_->cached_tokens()}}};
   }
   if (first_token_at_ != absl::InfinitePast()) {
     add("first_token", prepared_.arrival, first_token_at_);
