@@ -28,11 +28,11 @@ WorkerProcess& AnyWorker(Stage& stage, std::mt19937_64& random) {
 
 // Below, around and above the limits of a stalled transfer (2 s) and of a silent worker (3.5 s).
 absl::Duration AnyWhile(std::mt19937_64& random) {
-  return absl::Milliseconds(50 << (random() % 8));
+  return absl::Milliseconds(200 << (random() % 6));
 }
 
 void Hold(Stage& stage, std::mt19937_64& random) {
-  stage.Let(1 + static_cast<int64_t>(random() % 200), AnyWhile(random));
+  stage.Let(1 + static_cast<int64_t>(random() % 400), AnyWhile(random));
 }
 
 void StandStill(Stage& stage, WorkerProcess& worker, std::mt19937_64& random) {
