@@ -9,7 +9,7 @@ import csv
 import pathlib
 import sys
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, GAP = 760, 130, 70, 90, 30, 46
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, GAP = 760, 130, 70, 150, 30, 46
 COLOURS = {"router": "#1f6fb4", "prefill": "#c9a227", "decode": "#8a5b9a"}
 PANELS = [("resident memory, MiB", "resident_bytes", 1 / 2**20), ("descriptors", "descriptors", 1), ("threads", "threads", 1)]
 
@@ -32,7 +32,9 @@ def main() -> None:
             points = [(float(row["seconds"]), float(row[column]) * scale) for row in rows if row["process"] == name]
             path = " ".join(f"{LEFT + (WIDTH - LEFT - RIGHT) * t / end:.1f},{y + HEIGHT * (1 - v / top):.1f}" for t, v in points)
             body.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-            labels.append([y + HEIGHT * (1 - points[-1][1] / top) + 4, name, colour])
+            # A slope that the scale hides is told in figures.
+            words = f"{name} {points[0][1]:.4g} to {points[-1][1]:.4g}"
+            labels.append([y + HEIGHT * (1 - points[-1][1] / top) + 4, words, colour])
         # Names that would lie on each other are moved apart.
         labels.sort()
         for one, two in zip(labels, labels[1:]):
