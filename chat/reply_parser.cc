@@ -35,6 +35,10 @@ Found Find(std::string_view text, const std::vector<std::string>& markers) {
 
 }  // namespace
 
+std::vector<std::string_view> ReplyMarkers() {
+  return {kThink, kEndThink, kCallsBegin, kCallsEnd, kCallBegin, kCallEnd, kSep, kDsml};
+}
+
 ReplyParser::ReplyParser(const Options& options)
     : may_reason_(options.format != Format::kV2),
       in_reasoning_(options.in_reasoning),

@@ -26,6 +26,9 @@ struct ReplyDelta {
   std::vector<ToolCall> tool_calls;
 };
 
+// The tokens by which a reply is split: its text must show them, special tokens or not.
+std::vector<std::string_view> ReplyMarkers();
+
 class ReplyParser final {
  public:
   struct Options {

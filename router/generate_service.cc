@@ -4,12 +4,9 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/proto_buffer_writer.h>
 #include <grpcpp/support/server_callback.h>
-#include <spdlog/spdlog.h>
 
-#include <algorithm>
 #include <chrono>
 #include <deque>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,8 +14,6 @@
 #include "absl/strings/string_view.h"
 #include "ferry/v1/inference.grpc.pb.h"
 #include "router/wire_parse.h"
-#include "router/work_pool.h"
-#include "service/process.h"
 #include "service/trace_metadata.h"
 #include "status/grpc_status.h"
 #include "status/status_macros.h"
@@ -30,7 +25,6 @@ using ferry::v1::GenerateRequest;
 using ferry::v1::GenerateResponse;
 using ferry::v1::Inference;
 
-constexpr size_t kMaxWaitingTexts = 1024;
 // A client that does not take even the error is cut off after this.
 constexpr absl::Duration kStuckClient = absl::Seconds(5);
 
@@ -64,35 +58,26 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                            public ClientStream,
                            public std::enable_shared_from_this<GenerateCall> {
  public:
-  GenerateCall(Router* router, WorkPool* pool, grpc::CallbackServerContext* context)
-      : router_(router),
-        pool_(pool),
-        context_(context),
-        number_(router->NextNumber()),
-        arrival_(EventLoop::Now()) {}
+  GenerateCall(FrontDoor* door, grpc::CallbackServerContext* context)
+      : door_(door), router_(door->router()), context_(context), number_(router_->NextNumber()) {}
 
   void Begin(const grpc::ByteBuffer& buffer) {
     self_ = shared_from_this();
     router_->client_calls()->Add();
-    deadline_ = arrival_ + router_->default_deadline();
+    FrontDoor::Arrival arrival = {.number = number_, .time = EventLoop::Now()};
+    arrival.deadline = arrival.time + router_->default_deadline();
     if (context_->deadline() != std::chrono::system_clock::time_point::max()) {
-      deadline_ =
-          arrival_ + absl::FromChrono(context_->deadline() - std::chrono::system_clock::now());
+      arrival.deadline =
+          arrival.time + absl::FromChrono(context_->deadline() - std::chrono::system_clock::now());
     }
     trace_ = tracing::BeginSpan(service::ReceivedTraceparent(*context_), router_->trace_ratio());
+    arrival.trace = trace_;
     auto request = std::make_shared<GenerateRequest>();
     const absl::Status status = Parse(buffer, request.get());
-    if (!status.ok()) {
-      Reject(request->request_id(), status);
-      return;
-    }
-    if (request->text().size() < kInlineTokenizeBytes) {
-      Prepare(*request);
-    } else if (!pool_->Submit([self = shared_from_this(), request] { self->Prepare(*request); })) {
-      Reject(request->request_id(),
-             status::WithReason(absl::ResourceExhaustedError(absl::StrCat(
-                                    kMaxWaitingTexts, " long prompts wait to be tokenised")),
-                                status::kQueueFull));
+    if (status.ok()) {
+      door_->Enter(arrival, std::move(request), self_);
+    } else {
+      door_->Refuse(arrival, request->request_id(), status, self_);
     }
   }
 
@@ -114,6 +99,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     WriteNext();
   }
   size_t pending_bytes() const override { return pending_bytes_; }
+  bool gone() const override { return gone_; }
 
   // Reactions
   void OnWriteDone(bool ok) override {
@@ -133,45 +119,9 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   }
 
  private:
-  absl::Status Parse(const grpc::ByteBuffer& buffer, GenerateRequest* request) const {
-    if (router_->draining()) {
-      return status::WithReason(absl::UnavailableError("the router is draining"),
-                                status::kDraining);
-    }
+  static absl::Status Parse(const grpc::ByteBuffer& buffer, GenerateRequest* request) {
     ASSIGN_OR_RETURN(const std::string bytes, BytesOf(buffer));
-    RETURN_IF_ERROR(ParseRequest(bytes, request));
-    return CheckRequest(*request, router_->models());
-  }
-
-  // An RPC or pool thread.
-  void Prepare(const GenerateRequest& request) {
-    absl::StatusOr<PreparedRequest> prepared = PrepareRequest(request, router_->models());
-    if (!prepared.ok()) {
-      Reject(request.request_id(), prepared.status());
-      return;
-    }
-    prepared->arrival = arrival_;
-    prepared->deadline = deadline_;
-    prepared->trace = trace_;
-    router_->metrics()->ObserveStage("tokenize", EventLoop::Now() - arrival_);
-    router_->loop()->Post([self = shared_from_this(), submitted = std::move(*prepared)]() mutable {
-      const std::string request_id = submitted.request_id;
-      if (self->gone_) {
-        self->Reject(request_id, absl::CancelledError("the client has gone"));
-        return;
-      }
-      const absl::Status status = self->router_->Submit(self->number_, std::move(submitted), self);
-      if (!status.ok()) self->Reject(request_id, status);
-    });
-  }
-
-  // Ends a call that has not become a Generation.  Any thread.
-  void Reject(const std::string& request_id, const absl::Status& status) {
-    spdlog::info("request_id={} trace_id={} status={} phase=new cause={}",
-                 request_id.empty() ? "-" : service::LogValue(request_id), trace_.trace_id,
-                 status::CodeName(status.code()), service::LogValue(std::string(status.message())));
-    router_->metrics()->CountRejected(status::CodeName(status.code()));
-    router_->loop()->Post([self = shared_from_this(), status] { self->Finish(status); });
+    return ParseRequest(bytes, request);
   }
 
   void WriteNext() {
@@ -204,12 +154,10 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     router_->OnClientDrained(number_);
   }
 
+  FrontDoor* const door_;
   Router* const router_;
-  WorkPool* const pool_;
   grpc::CallbackServerContext* const context_;
   const int64_t number_;
-  const absl::Time arrival_;
-  absl::Time deadline_;
   tracing::TraceContext trace_;
   std::shared_ptr<GenerateCall> self_;
   // The loop's thread only.
@@ -230,17 +178,14 @@ using Methods = Inference::WithRawCallbackMethod_Generate<
 
 class GrpcGenerateService final : public GenerateService, private Methods {
  public:
-  explicit GrpcGenerateService(Router* router)
-      : router_(router),
-        pool_(std::max(1, static_cast<int>(std::thread::hardware_concurrency() / 2)),
-              kMaxWaitingTexts) {}
+  explicit GrpcGenerateService(FrontDoor* door) : door_(door), router_(door->router()) {}
 
   grpc::Service* grpc_service() override { return this; }
 
  private:
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request) override {
-    auto call = std::make_shared<GenerateCall>(router_, &pool_, context);
+    auto call = std::make_shared<GenerateCall>(door_, context);
     call->Begin(*request);
     return call.get();  // it owns itself
   }
@@ -249,15 +194,10 @@ class GrpcGenerateService final : public GenerateService, private Methods {
                                      const grpc::ByteBuffer* request,
                                      grpc::ByteBuffer* response) override {
     grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-    const auto work = [this, reactor, request, response] {
+    const absl::Status status = door_->Run(request->Length(), [this, reactor, request, response] {
       reactor->Finish(status::ToGrpc(DoTokenize(*request, response)));
-    };
-    if (request->Length() < kInlineTokenizeBytes) {
-      work();
-    } else if (!pool_.Submit(work)) {
-      reactor->Finish(status::ToGrpc(absl::ResourceExhaustedError(
-          absl::StrCat(kMaxWaitingTexts, " long texts wait to be tokenised"))));
-    }
+    });
+    if (!status.ok()) reactor->Finish(status::ToGrpc(status));
     return reactor;
   }
 
@@ -332,14 +272,14 @@ class GrpcGenerateService final : public GenerateService, private Methods {
     return reactor;
   }
 
+  FrontDoor* const door_;
   Router* const router_;
-  WorkPool pool_;
 };
 
 }  // namespace
 
-std::unique_ptr<GenerateService> GenerateService::Create(Router* router) {
-  return std::make_unique<GrpcGenerateService>(router);
+std::unique_ptr<GenerateService> GenerateService::Create(FrontDoor* door) {
+  return std::make_unique<GrpcGenerateService>(door);
 }
 
 }  // namespace router

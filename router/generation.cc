@@ -62,7 +62,8 @@ Generation::Generation(const GenerationContext& context, PreparedRequest request
     branches_.push_back({.text = TextStream(prepared_.model->tokenizer.get(),
                                             {.stops = prepared_.stops,
                                              .include_stop = prepared_.include_stop,
-                                             .stop_ids = prepared_.stop_ids})});
+                                             .stop_ids = prepared_.stop_ids,
+                                             .shown_special_ids = prepared_.shown_special_ids})});
   }
   open_branches_ = static_cast<int32_t>(n);
 }

@@ -9,19 +9,21 @@
 //        │          locks, for it is alone.  It starts RPCs and writes, which never block.
 //        ▼
 //   gRPC's own      ...
-//   work pool       tokenises texts of 64 KiB and more.
+//   HTTP's own      read requests, write responses; tokenise as gRPC's do.
+//   work pool       reads and tokenises texts of 64 KiB and more.
 //   metrics         serves /metrics.
 //   main            waits for SIGTERM or SIGINT.
 //
 // Stop order: readiness off and new requests refused; running ones end by themselves, or with
-// UNAVAILABLE at the drain limit or a second signal; then the server (no call of ours is left), the
-// streams to the workers, the loop.
+// UNAVAILABLE at the drain limit or a second signal; then the servers (no call of ours is left),
+// the streams to the workers, the loop.
 
 #include <prometheus/registry.h>
 #include <spdlog/spdlog.h>
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -29,12 +31,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "router/generate_service.h"
+#include "router/http/http_front.h"
 #include "router/model_assets.h"
 #include "router/options.h"
 #include "router/router.h"
 #include "service/command_line.h"
 #include "service/grpc_server.h"
 #include "service/listen_address.h"
+#include "service/port_file.h"
 #include "service/process.h"
 #include "service/startup.h"
 #include "status/status_macros.h"
@@ -52,7 +56,16 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
   };
   add("--listen", options->listen, "host:port of the gRPC server; port 0: any");
   add("--metrics_listen", options->metrics_listen, "host:port of http://.../metrics; port 0: any");
-  add("--port_file", options->port_file, "file that receives grpc_port=N and metrics_port=N");
+  add("--http_listen", options->http_listen,
+      "host:port of OpenAI's API over HTTP; port 0: any; without it there is none");
+  add("--api_keys_file", options->api_keys_file,
+      "file with the bearer tokens that HTTP clients must show one of, one a line");
+  add("--chat_format", options->chat_formats,
+      "[NAME=]v2, v3, r1, v3-0324, r1-0528, v3.1, v3.2 or v4, in place of the checkpoint's own; "
+      "repeatable")
+      ->delimiter(',');
+  add("--port_file", options->port_file,
+      "file that receives grpc_port=N, metrics_port=N and http_port=N");
   add("--model_assets", options->model_assets,
       "[NAME=]DIR with config.json, tokenizer.json, generation_config.json; repeatable; required")
       ->delimiter(',');
@@ -80,7 +93,8 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
       "part of the requests that come without a traceparent whose spans are recorded, 0 to 1");
   add("--tls_cert", options->tls.cert_file, "PEM certificate");
   add("--tls_key", options->tls.key_file, "PEM key");
-  add("--tls_ca", options->tls.ca_file, "PEM authority; clients must then have its certificates");
+  add("--tls_ca", options->tls.ca_file,
+      "PEM authority; clients must then have its certificates (not HTTP's with --api_keys_file)");
   add("--log_level", options->log.level, "trace, debug, info, warn or error");
   app.add_flag("--log_json", options->log.json, "one JSON object a log line");
   service::AddSecondsFlag(app, "--default_deadline_s", &options->default_deadline,
@@ -96,6 +110,67 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
                           "period of look-ups of the names in --workers");
   service::AddSecondsFlag(app, "--drain_limit_s", &options->drain_limit,
                           "how long running requests may go on after SIGTERM");
+}
+
+// [NAME=]FORMAT of --chat_format: for the model of that name, or for all.
+absl::Status UseChatFormat(const std::string& flag,
+                           const std::vector<std::unique_ptr<router::ModelAssets>>& models) {
+  const size_t equals = flag.find('=');
+  const std::string name = equals == std::string::npos ? "" : flag.substr(0, equals);
+  const std::string format = equals == std::string::npos ? flag : flag.substr(equals + 1);
+  bool found = false;
+  for (const auto& model : models) {
+    if (!name.empty() && name != model->name) continue;
+    found = true;
+    const absl::Status used = model->UseChatFormat(format);
+    if (!used.ok()) {
+      return absl::Status(used.code(),
+                          absl::StrCat("--chat_format ", flag, ": ", std::string(used.message())));
+    }
+  }
+  if (found) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--chat_format ", flag, ": no model of that name is served"));
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<router::ModelAssets>>> LoadModels(
+    const router::RouterOptions& options) {
+  std::vector<std::unique_ptr<router::ModelAssets>> models;
+  for (const std::string& spec : options.model_assets) {
+    ASSIGN_OR_RETURN(std::unique_ptr<router::ModelAssets> model, router::ModelAssets::Load(spec));
+    for (const auto& other : models) {
+      if (other->name == model->name) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("--model_assets: two models are named ", model->name));
+      }
+    }
+    models.push_back(std::move(model));
+  }
+  for (const std::string& flag : options.chat_formats) {
+    RETURN_IF_ERROR(UseChatFormat(flag, models));
+  }
+  for (const auto& model : models) {
+    spdlog::info("model loaded model={} vocab_size={} context_tokens={} tokenizer_hash={} chat={}",
+                 service::LogValue(model->name), model->vocab_size, model->max_position_embeddings,
+                 model->tokenizer_hash,
+                 service::LogValue(model->chat_format.ok()
+                                       ? std::string(chat::FormatName(*model->chat_format))
+                                       : std::string(model->chat_format.status().message())));
+  }
+  return models;
+}
+
+// nullptr without --http_listen.
+absl::StatusOr<std::unique_ptr<router::http::HttpFront>> StartHttp(
+    const router::RouterOptions& options, router::FrontDoor* door,
+    std::shared_ptr<prometheus::Registry> metrics) {
+  if (options.http_listen.empty()) return nullptr;
+  router::http::HttpFront::Options http = {
+      .server = {.listen = options.http_listen, .tls = options.tls},
+      .api_keys_file = options.api_keys_file};
+  // Keys say who a client is; certificates of the authority are what the system's processes have.
+  if (!options.api_keys_file.empty()) http.server.tls.ca_file.clear();
+  return router::http::HttpFront::Start(http, door, std::move(metrics));
 }
 
 // False: requests still run, at the limit or at a second signal.
@@ -116,41 +191,35 @@ absl::Status Serve(const router::RouterOptions& options) {
                                        .metrics_listen = options.metrics_listen,
                                        .port_file = options.port_file,
                                        .tls = options.tls}));
-  std::vector<std::unique_ptr<router::ModelAssets>> models;
-  for (const std::string& spec : options.model_assets) {
-    ASSIGN_OR_RETURN(std::unique_ptr<router::ModelAssets> model, router::ModelAssets::Load(spec));
-    for (const auto& other : models) {
-      if (other->name == model->name) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("--model_assets: two models are named ", model->name));
-      }
-    }
-    spdlog::info("model loaded model={} vocab_size={} context_tokens={} tokenizer_hash={}",
-                 service::LogValue(model->name), model->vocab_size, model->max_position_embeddings,
-                 model->tokenizer_hash);
-    models.push_back(std::move(model));
+  if (!options.http_listen.empty()) {
+    RETURN_IF_ERROR(service::CheckCanListen(options.http_listen));
   }
+  ASSIGN_OR_RETURN(auto models, LoadModels(options));
   starting.reset();
   const auto registry = std::make_shared<prometheus::Registry>();
   ASSIGN_OR_RETURN(const auto metrics_server,
                    service::MetricsServer::Start(options.metrics_listen, registry));
   router::Router router(options, std::move(models), registry.get());
-  const auto generate_service = router::GenerateService::Create(&router);
+  router::FrontDoor door(&router);
+  const auto generate_service = router::GenerateService::Create(&door);
   ASSIGN_OR_RETURN(
       const auto server,
       service::GrpcServer::Start(options.listen, options.tls, {generate_service->grpc_service()}));
+  ASSIGN_OR_RETURN(const auto http, StartHttp(options, &door, registry));
   const absl::Cleanup stop = [&router] {
     router.Stop();
   };  // before the server goes, on every way out
   router.Start([&router, &server](bool ready) { server->SetReady(ready && !router.draining()); });
-  RETURN_IF_ERROR(
-      service::WritePortFile(options.port_file, server->port(), metrics_server->port()));
+  std::vector<std::pair<std::string, int32_t>> ports = {{"grpc_port", server->port()},
+                                                        {"metrics_port", metrics_server->port()}};
+  if (http != nullptr) ports.emplace_back("http_port", http->port());
+  RETURN_IF_ERROR(service::WritePorts(options.port_file, ports));
   ASSIGN_OR_RETURN(service::HostPort own, service::ParseListenAddress(options.listen));
   own.port = server->port();
-  spdlog::info("serving role=router address={} metrics_port={} models={} workers={}",
-               own.ToString(), metrics_server->port(),
-               service::LogValue(absl::StrJoin(router.models().names(), ",")),
-               options.workers.size());
+  spdlog::info(
+      "serving role=router address={} metrics_port={}{} models={} workers={}", own.ToString(),
+      metrics_server->port(), http == nullptr ? "" : absl::StrCat(" http_port=", http->port()),
+      service::LogValue(absl::StrJoin(router.models().names(), ",")), options.workers.size());
 
   const int signal_number = service::WaitForTermination();
   router.StartDrain();  // before the line below: whoever reads it may count on it
@@ -160,6 +229,7 @@ absl::Status Serve(const router::RouterOptions& options) {
   if (!Drain(router, options.drain_limit)) {
     router.AbortAll(absl::UnavailableError("the router is shutting down"));
   }
+  if (http != nullptr) http->Shutdown(kShutdownGrace);
   server->Shutdown(kShutdownGrace);
   router.Stop();
   spdlog::info("stopped");

@@ -79,7 +79,33 @@ absl::Status ReadGenerationConfig(const std::filesystem::path& path, ModelAssets
   return absl::OkStatus();
 }
 
+// The checkpoint's own format.  Errors: of unreadable files; that there is none is no error.
+absl::Status FindChatFormat(const std::string& dir, ModelAssets* assets) {
+  if (assets->tokenizer == nullptr) {
+    assets->chat_format = absl::FailedPreconditionError(
+        absl::StrCat("no chat with this checkpoint: ", dir, " has no tokenizer.json"));
+    return absl::OkStatus();
+  }
+  assets->chat_format = chat::FormatOfCheckpoint(dir);
+  if (absl::IsInvalidArgument(assets->chat_format.status())) return assets->chat_format.status();
+  if (!assets->chat_format.ok()) return absl::OkStatus();
+  const absl::Status fits = chat::CheckVocabulary(*assets->chat_format, *assets->tokenizer);
+  if (!fits.ok()) assets->chat_format = fits;
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+absl::Status ModelAssets::UseChatFormat(const std::string& format_name) {
+  ASSIGN_OR_RETURN(const chat::Format format, chat::FormatFromName(format_name));
+  if (tokenizer == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("model ", name, " has no tokenizer.json, which chat needs"));
+  }
+  RETURN_IF_ERROR(chat::CheckVocabulary(format, *tokenizer));
+  chat_format = format;
+  return absl::OkStatus();
+}
 
 int32_t ModelAssets::context_tokens() const {
   const int32_t workers = workers_max_model_len.load();
@@ -132,6 +158,7 @@ absl::StatusOr<std::unique_ptr<ModelAssets>> ModelAssets::Load(const std::string
           std::max(assets->longest_token_bytes, assets->tokenizer->TokenBytes(id).size());
     }
   }
+  RETURN_IF_ERROR(FindChatFormat(dir.string(), assets.get()));
   return assets;
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "chat/format.h"
 #include "tokenizer/tokenizer.h"
 
 namespace router {
@@ -37,12 +38,20 @@ struct ModelAssets {
   SamplingDefaults defaults;
   size_t longest_token_bytes = 0;  // 0: unknown; no text of n tokens is longer than n times this
 
+  // How conversations are written; or why there is no chat, in a sentence.
+  absl::StatusOr<chat::Format> chat_format =
+      absl::FailedPreconditionError("no chat format is known");
+
   // Written by the loop's thread when a worker introduces itself, read by RPC threads.
   // Longest prompt + output that some worker takes; 0: no worker is known yet.
   std::atomic<int32_t> workers_max_model_len{0};
 
   // Tokens that prompt and output may have together, as far as is known now; 0: unlimited.
   int32_t context_tokens() const;
+
+  // In place of the checkpoint's own.  Errors: kInvalidArgument for an unknown name,
+  // kFailedPrecondition naming the token that the tokenizer lacks.
+  absl::Status UseChatFormat(const std::string& format_name);
 
   // `spec` is "[NAME=]DIR"; the default name is the directory's.
   // Errors: kNotFound / kInvalidArgument naming the file and the member.

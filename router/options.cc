@@ -20,6 +20,17 @@ absl::Status RouterOptions::Validate() const {
     const auto parsed = service::ParseListenAddress(address);
     require(parsed.ok(), flag, ": ", std::string(parsed.status().message()));
   }
+  if (!http_listen.empty()) {
+    const auto parsed = service::ParseListenAddress(http_listen);
+    require(parsed.ok(), "--http_listen: ", std::string(parsed.status().message()));
+    for (const auto& [flag, other] :
+         {std::pair{"--listen", listen}, std::pair{"--metrics_listen", metrics_listen}}) {
+      require(!parsed.ok() || parsed->port == 0 || http_listen != other, flag,
+              " and --http_listen are both ", other);
+    }
+  }
+  require(api_keys_file.empty() || !http_listen.empty(),
+          "--api_keys_file needs --http_listen: keys are HTTP's");
   require(!model_assets.empty(), "--model_assets is missing");
   require(!workers.empty(), "--workers is missing");
   std::set<std::string> seen;

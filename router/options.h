@@ -16,6 +16,9 @@ namespace router {
 
 struct RouterOptions {
   std::string listen = "0.0.0.0:8500";       // --listen host:port
+  std::string http_listen;                   // --http_listen; empty: no HTTP
+  std::string api_keys_file;                 // --api_keys_file, of HTTP
+  std::vector<std::string> chat_formats;     // --chat_format [NAME=]FORMAT, repeatable
   std::string metrics_listen = "0.0.0.0:0";  // --metrics_listen
   std::string port_file;                     // --port_file
   std::vector<std::string> model_assets;  // --model_assets [NAME=]DIR, repeatable: tokenizer.json,

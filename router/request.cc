@@ -24,7 +24,6 @@ constexpr int kMaxStops = 16;
 constexpr size_t kMaxStopBytes = 4096;  // each branch keeps its own tables of them
 constexpr size_t kMaxCacheSaltBytes = 4096;
 constexpr int kMaxStopIds = 64;
-constexpr uint32_t kMaxBranches = 16;
 constexpr uint32_t kMaxLogprobs = 20;
 // Added and special tokens may swallow white space beside them: a margin on "no text is longer".
 constexpr size_t kTextLengthMargin = 4;
@@ -187,6 +186,8 @@ void ResolveSampling(const SamplingParams& s, const ModelAssets& model, int32_t 
 
 }  // namespace
 
+std::string NewRequestId() { return DrawHex(16); }
+
 PreparedRequest::PreparedRequest() = default;
 PreparedRequest::PreparedRequest(PreparedRequest&&) noexcept = default;
 PreparedRequest& PreparedRequest::operator=(PreparedRequest&&) noexcept = default;
@@ -251,13 +252,14 @@ absl::Status CheckRequest(const GenerateRequest& request, const ServedModels& mo
 }
 
 absl::StatusOr<PreparedRequest> PrepareRequest(const GenerateRequest& request,
-                                               const ServedModels& models) {
+                                               const ServedModels& models,
+                                               const TextRules& text_rules) {
   PreparedRequest prepared;
   ASSIGN_OR_RETURN(prepared.model, models.Find(request.model()));
   const ModelAssets& model = *prepared.model;
   if (request.prompt_case() == GenerateRequest::kText) {
     ASSIGN_OR_RETURN(prepared.tokens,
-                     model.tokenizer->Encode(request.text(), /*add_special_tokens=*/true));
+                     model.tokenizer->Encode(request.text(), text_rules.add_special_tokens));
     // The text may name tokens that this checkpoint's embedding does not have.
     for (size_t i = 0; i < prepared.tokens.size(); ++i) {
       if (prepared.tokens[i] < 0 || prepared.tokens[i] >= model.vocab_size) {
@@ -274,13 +276,14 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const GenerateRequest& request,
   const SamplingParams& sampling = request.sampling();
   ASSIGN_OR_RETURN(const int32_t max_tokens, OutputTokens(prepared.tokens.size(), sampling, model));
   const bool is_named = !request.request_id().empty();
-  prepared.request_id = is_named ? request.request_id() : DrawHex(16);
+  prepared.request_id = is_named ? request.request_id() : NewRequestId();
   prepared.max_tokens_stated = sampling.has_max_tokens();
   prepared.stops.assign(sampling.stop().begin(), sampling.stop().end());
   prepared.include_stop = sampling.include_stop();
   std::set<int32_t> stop_ids(sampling.stop_token_ids().begin(), sampling.stop_token_ids().end());
   if (!sampling.ignore_eos()) stop_ids.insert(model.eos_ids.begin(), model.eos_ids.end());
   prepared.stop_ids.assign(stop_ids.begin(), stop_ids.end());
+  prepared.shown_special_ids = text_rules.shown_special_ids;
   prepared.wants_logprobs = sampling.has_logprobs();
   prepared.priority = request.priority();
 

@@ -23,6 +23,12 @@ class RequestSpec;
 
 namespace router {
 
+// How a prompt's text becomes ids, and the output's ids text.
+struct TextRules {
+  bool add_special_tokens = true;  // to a prompt, as the tokenizer says; false: it has its own BOS
+  std::vector<int32_t> shown_special_ids = {};  // special tokens that stay in the output's text
+};
+
 struct PreparedRequest {
   PreparedRequest();
   PreparedRequest(PreparedRequest&&) noexcept;
@@ -36,6 +42,7 @@ struct PreparedRequest {
   std::vector<std::string> stops;
   bool include_stop = false;
   std::vector<int32_t> stop_ids;  // EOS included unless ignore_eos
+  std::vector<int32_t> shown_special_ids;
   bool wants_logprobs = false;
   int32_t priority = 0;
   absl::Time arrival;           // EventLoop::Now()
@@ -65,6 +72,8 @@ class ServedModels final {
   std::vector<std::unique_ptr<ModelAssets>> models_;
 };
 
+inline constexpr uint32_t kMaxBranches = 16;  // of a prompt
+
 // Bytes of text whose tokenising is too long for an RPC thread.
 inline constexpr size_t kInlineTokenizeBytes = 64 << 10;
 
@@ -76,7 +85,11 @@ absl::Status CheckRequest(const ferry::v1::GenerateRequest& request, const Serve
 // caller. REQUIRES: CheckRequest was OK. Errors: kInvalidArgument (text, prompt length, prompt +
 // max_tokens).
 absl::StatusOr<PreparedRequest> PrepareRequest(const ferry::v1::GenerateRequest& request,
-                                               const ServedModels& models);
+                                               const ServedModels& models,
+                                               const TextRules& text_rules = {});
+
+// A name for a request that has none.
+std::string NewRequestId();
 
 }  // namespace router
 

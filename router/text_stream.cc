@@ -5,10 +5,21 @@
 namespace router {
 
 TextStream::TextStream(const tokenizer::Tokenizer* tokenizer, const Options& options)
-    : tokenizer_(tokenizer), stop_ids_(options.stop_ids), include_stop_(options.include_stop) {
+    : tokenizer_(tokenizer),
+      stop_ids_(options.stop_ids),
+      shown_special_ids_(options.shown_special_ids),
+      include_stop_(options.include_stop) {
   if (tokenizer_ == nullptr) return;
-  decoder_.emplace(*tokenizer_, /*skip_special_tokens=*/true);
+  decoder_.emplace(*tokenizer_, /*skip_special_tokens=*/false);
   matcher_.emplace(options.stops, options.include_stop);
+}
+
+bool TextStream::IsHidden(int32_t id, bool is_end) const {
+  const auto among = [id](const std::vector<int32_t>& ids) {
+    return std::find(ids.begin(), ids.end(), id) != ids.end();
+  };
+  if (is_end && !include_stop_ && among(stop_ids_)) return true;
+  return tokenizer_->IsSpecial(id) && !among(shown_special_ids_);
 }
 
 TextStream::Piece TextStream::Add(absl::Span<const uint32_t> ids, bool ended, bool by_stop_id) {
@@ -22,11 +33,7 @@ TextStream::Piece TextStream::Add(absl::Span<const uint32_t> ids, bool ended, bo
     ++piece.num_tokens;
     // A model may have more ids than its tokenizer (padded vocabulary): those have no text.
     if (id < 0 || id >= tokenizer_->vocab_size()) continue;
-    const bool is_end = by_stop_id && i + 1 == ids.size();
-    if (is_end && !include_stop_ &&
-        std::find(stop_ids_.begin(), stop_ids_.end(), id) != stop_ids_.end()) {
-      continue;
-    }
+    if (IsHidden(id, by_stop_id && i + 1 == ids.size())) continue;
     piece.text += matcher_->Add(decoder_->Add(id));
     if (matcher_->stopped()) {
       piece.stopped = true;

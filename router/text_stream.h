@@ -24,6 +24,7 @@ class TextStream final {
     bool include_stop = false;
     // Ids whose text ends the branch and is left out (unless include_stop): EOS and stop ids.
     std::vector<int32_t> stop_ids = {};
+    std::vector<int32_t> shown_special_ids = {};  // other special tokens have no text
   };
   struct Piece {
     std::string text;
@@ -40,8 +41,12 @@ class TextStream final {
   Piece Add(absl::Span<const uint32_t> ids, bool ended, bool by_stop_id);
 
  private:
+  // Whether it ends the branch without being seen, or is a special token that is not shown.
+  bool IsHidden(int32_t id, bool is_end) const;
+
   const tokenizer::Tokenizer* const tokenizer_;
   const std::vector<int32_t> stop_ids_;
+  const std::vector<int32_t> shown_special_ids_;
   const bool include_stop_;
   std::optional<tokenizer::IncrementalDecoder> decoder_;
   std::optional<tokenizer::StopMatcher> matcher_;

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "grpc/support/log.h"
 #include "service/log_format.h"
+#include "service/port_file.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
 #include "steady_time/steady_time.h"
@@ -85,17 +86,22 @@ int WaitForTermination(absl::Duration timeout) {
   }
 }
 
-absl::Status WritePortFile(const std::string& path, int32_t grpc_port, int32_t metrics_port) {
+absl::Status WritePorts(const std::string& path,
+                        const std::vector<std::pair<std::string, int32_t>>& ports) {
   if (path.empty()) return absl::OkStatus();
   const std::string unfinished = path + ".tmp";
   errno = 0;
   std::ofstream file(unfinished, std::ios::trunc);
-  file << "grpc_port=" << grpc_port << "\nmetrics_port=" << metrics_port << "\n";
+  for (const auto& [name, port] : ports) file << name << "=" << port << "\n";
   file.close();
   if (!file.good()) return PortFileError(path, std::generic_category().message(errno));
   std::error_code error;
   std::filesystem::rename(unfinished, path, error);
   return error ? PortFileError(path, error.message()) : absl::OkStatus();
+}
+
+absl::Status WritePortFile(const std::string& path, int32_t grpc_port, int32_t metrics_port) {
+  return WritePorts(path, {{"grpc_port", grpc_port}, {"metrics_port", metrics_port}});
 }
 
 absl::Status CheckPortFile(const std::string& path) {

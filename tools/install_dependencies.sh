@@ -6,7 +6,7 @@ packages=(
   build-essential cmake ninja-build pkg-config ccache mold clang libclang-rt-14-dev python3 python3-venv xz-utils openssl
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev libssl-dev
   libucx-dev ucx-utils prometheus-cpp-dev nlohmann-json3-dev libpcre2-dev libspdlog-dev libcli11-dev
-  libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev libcurl4-openssl-dev python3-jinja2 iproute2 dnsmasq-base
+  libxxhash-dev libboost1.81-dev libgtest-dev libgmock-dev libbenchmark-dev libcurl4-openssl-dev python3-jinja2 iproute2 dnsmasq-base
   prometheus curl nftables faketime
 )
 

@@ -49,6 +49,7 @@ class Program final {
     close(stderr_);
   }
 
+  pid_t pid() const { return pid_; }
   void Signal(int number) const { kill(pid_, number); }
 
   // Reads until `words` have been said; false if it ends before.

@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 #include "tests/tokenizer/tiny_tokenizer.h"
 
 namespace router {
@@ -97,6 +98,44 @@ TEST(ModelAssetsTest, BadFilesGiveOneSentence) {
   }
   EXPECT_EQ(ModelAssets::Load("x=/nowhere/at/all").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(ModelAssets::Load("x=").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+// The tiny tokenizer with these tokens added.
+std::string TokenizerWith(const std::vector<std::string>& tokens) {
+  nlohmann::json json = tokenizer::TinyTokenizer();
+  int id = 256;
+  for (const std::string& token : tokens) {
+    json["added_tokens"].push_back({{"id", id++},
+                                    {"content", token},
+                                    {"special", true},
+                                    {"single_word", false},
+                                    {"lstrip", false},
+                                    {"rstrip", false},
+                                    {"normalized", false}});
+  }
+  return json.dump();
+}
+
+TEST(ModelAssetsTest, TheChatFormatIsTheCheckpointsOrTheReasonWhyThereIsNone) {
+  tokenizer::TempDir dir;
+  const auto load = [&] { return ModelAssets::Load("m=" + dir.path()).value(); };
+  const auto why = [&] { return std::string(load()->chat_format.status().message()); };
+  dir.Write("config.json", kConfig);
+  EXPECT_THAT(why(), HasSubstr("has no tokenizer.json"));
+  const std::vector<std::string> markers = {"<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"};
+  dir.Write("tokenizer.json", TokenizerWith(markers));
+  EXPECT_THAT(why(), HasSubstr("has no chat_template"));
+  dir.Write("chat_template.jinja", "{{ messages }}");
+  EXPECT_THAT(why(), HasSubstr("no chat with this checkpoint, only completions"));
+  const auto assets = load();
+  EXPECT_EQ(assets->UseChatFormat("v2"), absl::OkStatus());
+  EXPECT_EQ(*assets->chat_format, chat::Format::kV2);
+  EXPECT_THAT(std::string(assets->UseChatFormat("v3").message()), HasSubstr("<｜User｜>"));
+  EXPECT_THAT(std::string(assets->UseChatFormat("v9").message()), HasSubstr("\"v9\" is none of"));
+  dir.Write("chat_template.jinja", "'User: ' 'Assistant: '");
+  EXPECT_EQ(*load()->chat_format, chat::Format::kV2);
+  dir.Write("tokenizer.json", TokenizerWith({markers[0]}));
+  EXPECT_THAT(why(), HasSubstr("<｜end▁of▁sentence｜>"));
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ TEST(RouterOptionsTest, NamesEveryProblemAtOnce) {
   options.max_migrations = -1;
   options.heartbeat = absl::ZeroDuration();
   options.tls.cert_file = "cert";
+  options.http_listen = "8000";
   const absl::Status status = options.Validate();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(
@@ -34,7 +35,14 @@ TEST(RouterOptionsTest, NamesEveryProblemAtOnce) {
             HasSubstr("--max_migrations: -1"), HasSubstr("\"dns:///c\" is neither"),
             HasSubstr("--dns_refresh_s: 0"), HasSubstr("--otlp_endpoint: \"collector:4318\""),
             HasSubstr("--trace_ratio: 1.5"), HasSubstr("--heartbeat_s: 0"),
-            HasSubstr("--tls_cert and --tls_key")));
+            HasSubstr("--tls_cert and --tls_key"), HasSubstr("--http_listen: ")));
+  options.http_listen = options.listen;
+  EXPECT_THAT(std::string(options.Validate().message()),
+              HasSubstr("--listen and --http_listen are both 0.0.0.0:8500"));
+  options.http_listen = "";
+  options.api_keys_file = "keys";
+  EXPECT_THAT(std::string(options.Validate().message()),
+              HasSubstr("--api_keys_file needs --http_listen"));
   EXPECT_THAT(std::string(RouterOptions().Validate().message()),
               AllOf(HasSubstr("--model_assets is missing"), HasSubstr("--workers is missing")));
 }

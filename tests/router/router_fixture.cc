@@ -105,6 +105,7 @@ RouterFixture::~RouterFixture() {
   if (router_ != nullptr) router_->Stop();
   server_.reset();
   service_.reset();
+  door_.reset();
   router_.reset();
 }
 
@@ -125,7 +126,8 @@ void RouterFixture::StartRouterAlone() {
   std::vector<std::unique_ptr<ModelAssets>> assets;
   for (const std::string& name : models_) assets.push_back(MakeAssets(name));
   router_ = std::make_unique<Router>(options_, std::move(assets), metrics_.get());
-  service_ = GenerateService::Create(router_.get());
+  door_ = std::make_unique<FrontDoor>(router_.get());
+  service_ = GenerateService::Create(door_.get());
   auto server = service::GrpcServer::Start("127.0.0.1:0", {}, {service_->grpc_service()});
   ASSERT_TRUE(server.ok()) << server.status();
   server_ = std::move(*server);

@@ -97,6 +97,7 @@ class RouterFixture : public testing::Test {
   std::vector<std::unique_ptr<fakes::FakeWorker>> workers_;
   std::shared_ptr<prometheus::Registry> metrics_ = std::make_shared<prometheus::Registry>();
   std::unique_ptr<Router> router_;
+  std::unique_ptr<FrontDoor> door_;
   std::unique_ptr<GenerateService> service_;
   std::unique_ptr<service::GrpcServer> server_;
   std::unique_ptr<ferry::v1::Inference::Stub> stub_;

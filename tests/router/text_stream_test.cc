@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 #include "tests/tokenizer/tiny_tokenizer.h"
 
 namespace router {
@@ -71,6 +72,24 @@ TEST_F(TextStreamTest, IdsWithoutTextAndNoTokenizer) {
   piece = none.Add(std::vector<uint32_t>{1, 2}, true, false);
   EXPECT_EQ(piece.text, "");
   EXPECT_EQ(piece.num_tokens, 2);
+}
+
+TEST_F(TextStreamTest, SpecialTokensHaveNoTextButThoseThatAreAskedFor) {
+  nlohmann::json json = tokenizer::TinyTokenizer();
+  for (const int id : {256, 257}) {
+    json["added_tokens"].push_back({{"id", id},
+                                    {"content", id == 256 ? "<call>" : "<pad>"},
+                                    {"special", true},
+                                    {"single_word", false},
+                                    {"lstrip", false},
+                                    {"rstrip", false},
+                                    {"normalized", false}});
+  }
+  const auto tokenizer = tokenizer::Make(json);
+  TextStream hidden(tokenizer.get(), {});
+  EXPECT_EQ(hidden.Add(std::vector<uint32_t>{'a', 256, 257, 'b'}, true, false).text, "ab");
+  TextStream shown(tokenizer.get(), {.stop_ids = {257}, .shown_special_ids = {256}});
+  EXPECT_EQ(shown.Add(std::vector<uint32_t>{'a', 256, 'b', 257}, true, true).text, "a<call>b");
 }
 
 }  // namespace

@@ -1,0 +1,60 @@
+// FrontDoor: the way of a request into the router, the same for every front (gRPC, HTTP): checked,
+// tokenised (long texts on a small pool) and submitted on the loop, or refused, which is logged and
+// counted.
+//
+// Thread-safe.
+
+#ifndef ROUTER_FRONT_DOOR_H_
+#define ROUTER_FRONT_DOOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "router/router.h"
+#include "router/work_pool.h"
+#include "tracing/trace_context.h"
+
+namespace router {
+
+class FrontDoor final {
+ public:
+  explicit FrontDoor(Router* router);  // must outlive the door
+
+  struct Arrival {
+    int64_t number = 0;        // Router::NextNumber: its name for OnClientGone and OnClientDrained
+    absl::Time time = {};      // EventLoop::Now()
+    absl::Time deadline = {};  // the same clock
+    TextRules text = {};
+    tracing::TraceContext trace = {};
+  };
+  // `client` hears of the request on the loop's thread, and of its end in every case.
+  void Enter(const Arrival& arrival, std::shared_ptr<const ferry::v1::GenerateRequest> request,
+             std::shared_ptr<ClientStream> client);
+  // The end of a request that does not get so far.  `request_id` may be empty.
+  void Refuse(const Arrival& arrival, const std::string& request_id, const absl::Status& status,
+              std::shared_ptr<ClientStream> client);
+  // Logs and counts a refusal that the caller tells the client of.
+  void NoteRefusal(const Arrival& arrival, const std::string& request_id,
+                   const absl::Status& status);
+
+  // Runs work on `num_bytes` of input: here, or on the pool if they are many.
+  // Errors: kResourceExhausted if too much waits for the pool.
+  absl::Status Run(size_t num_bytes, std::function<void()> work);
+
+  Router* router() const { return router_; }
+
+ private:
+  void Prepare(const Arrival& arrival, const ferry::v1::GenerateRequest& request,
+               std::shared_ptr<ClientStream> client);
+
+  Router* const router_;
+  WorkPool pool_;
+};
+
+}  // namespace router
+
+#endif  // ROUTER_FRONT_DOOR_H_

@@ -1,0 +1,211 @@
+#include "router/http/api_call.h"
+
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "ferry/v1/inference.pb.h"
+#include "router/http/answer.h"
+#include "router/http/api_error.h"
+
+namespace router::http {
+namespace {
+
+using ferry::v1::GenerateRequest;
+using ferry::v1::GenerateResponse;
+
+class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_this<ApiCall> {
+ public:
+  ApiCall(Api api, FrontDoor* door, std::shared_ptr<Exchange> exchange)
+      : api_(api),
+        door_(door),
+        client_calls_(door->router()->client_calls()),
+        exchange_(std::move(exchange)) {
+    client_calls_->Add();
+    arrival_.time = EventLoop::Now();
+    arrival_.deadline = arrival_.time + door_->router()->default_deadline();
+    const std::string_view sent = exchange_->request().Header(tracing::kTraceparent);
+    arrival_.trace = tracing::BeginSpan({sent.data(), sent.size()}, door_->router()->trace_ratio());
+  }
+  ~ApiCall() override { client_calls_->Done(); }
+
+  void Start() {
+    exchange_->Watch(shared_from_this());
+    const std::string_view named = exchange_->request().Header("x-request-id");
+    request_id_ = named.empty() ? NewRequestId() : std::string(named);
+    const absl::Status status = door_->Run(exchange_->request().body.size(),
+                                           [self = shared_from_this()] { self->ReadRequest(); });
+    if (!status.ok()) Refuse(status);
+  }
+
+  // Watcher
+  void OnClientGone() override {
+    done_ = true;
+    CancelParts();
+  }
+  void OnTaken() override {
+    door_->router()->loop()->Post([self = shared_from_this()] {
+      for (const int64_t number : self->numbers_) self->door_->router()->OnClientDrained(number);
+    });
+  }
+
+ private:
+  // A prompt's generation as its client.  On the loop's thread.
+  class Part final : public ClientStream {
+   public:
+    Part(std::shared_ptr<ApiCall> call, size_t index) : call_(std::move(call)), index_(index) {}
+
+    void Write(const GenerateResponse& message) override {
+      const size_t num_bytes = message.ByteSizeLong();
+      call_->posted_bytes_ += num_bytes;
+      call_->exchange_->Post([call = call_, index = index_, num_bytes, message] {
+        call->posted_bytes_ -= num_bytes;
+        call->OnMessage(index, message);
+      });
+    }
+    void Finish(const absl::Status& status) override {
+      call_->exchange_->Post([call = call_, status] { call->OnPartEnd(status); });
+    }
+    size_t pending_bytes() const override {
+      return call_->posted_bytes_.load() + call_->exchange_->unsent_bytes();
+    }
+    bool gone() const override { return call_->gone_; }
+
+   private:
+    const std::shared_ptr<ApiCall> call_;
+    const size_t index_;
+  };
+
+  // The strand, or a thread of the pool: nobody else knows of request_ yet.
+  void ReadRequest() {
+    const std::string body = exchange_->TakeBody();
+    absl::StatusOr<ApiRequest> request = api_ == Api::kChat
+                                             ? ParseChatRequest(body, door_->router()->models())
+                                             : ParseCompletionRequest(body);
+    if (!request.ok()) {
+      exchange_->Post(
+          [self = shared_from_this(), status = request.status()] { self->Refuse(status); });
+      return;
+    }
+    request_ = std::move(*request);
+    for (size_t i = 0; i < request_.prompts.size(); ++i) {
+      request_.prompts[i]->set_request_id(
+          request_.prompts.size() == 1 ? request_id_ : absl::StrCat(request_id_, "-", i));
+    }
+    exchange_->Post([self = shared_from_this()] { self->EnterParts(); });
+  }
+
+  void EnterParts() {
+    if (done_) return;  // the client has gone
+    size_t text_bytes = 0;
+    for (const auto& prompt : request_.prompts) text_bytes += prompt->text().size();
+    const auto& model = door_->router()->models().Find(request_.prompts.front()->model());
+    answer_ = Answer::Create(request_, {.request_id = request_id_,
+                                        .model = model.ok() ? (*model)->name : "",
+                                        .created = absl::ToUnixSeconds(absl::Now())});
+    open_parts_ = request_.prompts.size();
+    for (size_t i = 0; i < open_parts_; ++i) numbers_.push_back(door_->router()->NextNumber());
+    // The prompts are not kept: an answer may take long.
+    const absl::Status status =
+        door_->Run(text_bytes, [self = shared_from_this(), prompts = std::move(request_.prompts)] {
+          for (size_t i = 0; i < prompts.size(); ++i) {
+            FrontDoor::Arrival arrival = self->arrival_;
+            arrival.number = self->numbers_[i];
+            arrival.text = self->request_.text;
+            // Of several prompts the first one's span is the parent.
+            if (i > 0) arrival.trace = tracing::BeginSpan(tracing::Traceparent(arrival.trace));
+            self->door_->Enter(arrival, prompts[i], std::make_shared<Part>(self, i));
+          }
+        });
+    if (!status.ok()) Refuse(status);
+  }
+
+  // Of a request that no generation has come of.
+  void Refuse(const absl::Status& status) {
+    if (done_) return;
+    door_->NoteRefusal(arrival_, request_id_, status);
+    Fail(status);
+  }
+
+  void OnMessage(size_t index, const GenerateResponse& message) {
+    if (done_) return;
+    const std::string events = answer_->Add(index, message);
+    if (!request_.stream) return;
+    if (!std::exchange(begun_, true)) {
+      exchange_->BeginStream(
+          {.content_type = "text/event-stream; charset=utf-8", .headers = ResponseHeaders()});
+    }
+    exchange_->Write(events);
+  }
+
+  void OnPartEnd(const absl::Status& status) {
+    if (done_) return;
+    if (!status.ok()) {
+      Fail(status);
+      return;
+    }
+    if (--open_parts_ > 0) return;
+    done_ = true;
+    if (request_.stream) {
+      exchange_->Write(answer_->Finish());
+      exchange_->EndStream(/*complete=*/true);
+    } else {
+      exchange_->Respond({.headers = ResponseHeaders(), .body = answer_->Finish()});
+    }
+  }
+
+  void Fail(const absl::Status& status) {
+    done_ = true;
+    if (begun_) {
+      exchange_->Write(ErrorEvent(status));
+      exchange_->EndStream(/*complete=*/false);
+    } else {
+      Response response = ErrorResponse(status);
+      for (auto& header : ResponseHeaders()) response.headers.push_back(std::move(header));
+      exchange_->Respond(response);
+    }
+    CancelParts();
+  }
+
+  // Of every response, so that it is neither stored nor held back on its way, and can be found
+  // again.
+  Headers ResponseHeaders() const {
+    return {{"cache-control", "no-cache"},
+            {"x-accel-buffering", "no"},
+            {"x-request-id", request_id_},
+            {tracing::kTraceparent, tracing::Traceparent(arrival_.trace)}};
+  }
+
+  void CancelParts() {
+    door_->router()->loop()->Post([self = shared_from_this()] {
+      self->gone_ = true;
+      for (const int64_t number : self->numbers_) self->door_->router()->OnClientGone(number);
+    });
+  }
+
+  const Api api_;
+  FrontDoor* const door_;
+  const std::shared_ptr<OutstandingCalls> client_calls_;
+  const std::shared_ptr<Exchange> exchange_;
+  FrontDoor::Arrival arrival_;
+  std::string request_id_;
+  ApiRequest request_;
+  std::vector<int64_t> numbers_;         // of the generations, by prompt
+  std::atomic<size_t> posted_bytes_{0};  // of messages on their way to the strand
+  bool gone_ = false;                    // the loop's thread only
+  // The strand only.
+  std::unique_ptr<Answer> answer_;
+  size_t open_parts_ = 0;
+  bool begun_ = false;  // the head of a stream is written
+  bool done_ = false;   // nothing more is said
+};
+
+}  // namespace
+
+void StartApiCall(Api api, FrontDoor* door, std::shared_ptr<Exchange> exchange) {
+  std::make_shared<ApiCall>(api, door, std::move(exchange))->Start();
+}
+
+}  // namespace router::http

@@ -1,0 +1,117 @@
+#include "router/http/api_error.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "router/http/json_body.h"
+
+namespace router::http {
+namespace {
+
+constexpr char kRetryAfterSeconds[] = "1";
+
+const char* TypeOf(int http_status) {
+  switch (http_status) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 404:
+      return "not_found_error";
+    case 429:
+      return "rate_limit_error";
+    case 503:
+      return "service_unavailable_error";
+    case 504:
+      return "timeout_error";
+    default:
+      return http_status < 500 ? "invalid_request_error" : "server_error";
+  }
+}
+
+Json CodeOf(int http_status, const std::string& message) {
+  if (http_status == 401) return "invalid_api_key";
+  if (http_status == 404 && absl::StartsWith(message, "model ")) return "model_not_found";
+  if (http_status == 429) return "rate_limit_exceeded";
+  return nullptr;
+}
+
+// "temperature is 3: must be ...": temperature.
+Json ParamOf(int http_status, const std::string& message) {
+  if (http_status == 404 && absl::StartsWith(message, "model ")) return "model";
+  if (http_status != 400) return nullptr;
+  const size_t end = message.find(' ');
+  const std::string first = message.substr(0, end);
+  if (first.empty() || end == std::string::npos ||
+      first.find_first_not_of("abcdefghijklmnopqrstuvwxyz_[].0123456789") != std::string::npos) {
+    return nullptr;
+  }
+  for (const char* const verb : {" is ", " has ", " must ", " gives ", " tokens", " text "}) {
+    if (message.compare(end, std::string(verb).size(), verb) == 0) return first;
+  }
+  return nullptr;
+}
+
+// Members have no "sampling." before them here.
+std::string Message(const absl::Status& status) {
+  std::string message(status.message());
+  constexpr char kPrefix[] = "sampling.";
+  if (absl::StartsWith(message, kPrefix)) message.erase(0, sizeof(kPrefix) - 1);
+  return message;
+}
+
+}  // namespace
+
+int HttpStatusOf(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kOk:
+      return 200;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+      return 400;
+    case absl::StatusCode::kUnauthenticated:
+      return 401;
+    case absl::StatusCode::kPermissionDenied:
+      return 403;
+    case absl::StatusCode::kNotFound:
+      return 404;
+    case absl::StatusCode::kAlreadyExists:
+      return 409;
+    case absl::StatusCode::kResourceExhausted:
+      return 429;
+    case absl::StatusCode::kCancelled:
+      return 499;
+    case absl::StatusCode::kUnimplemented:
+      return 501;
+    case absl::StatusCode::kUnavailable:
+      return 503;
+    case absl::StatusCode::kDeadlineExceeded:
+      return 504;
+    default:
+      return 500;
+  }
+}
+
+std::string ErrorBody(int http_status, const std::string& message) {
+  const Json body = {{"error",
+                      {{"message", message},
+                       {"type", TypeOf(http_status)},
+                       {"param", ParamOf(http_status, message)},
+                       {"code", CodeOf(http_status, message)}}}};
+  return body.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Response ErrorResponse(const absl::Status& status) {
+  Response response = {.status = HttpStatusOf(status.code())};
+  response.body = ErrorBody(response.status, Message(status));
+  if (response.status == 429 || response.status == 503) {
+    response.headers.emplace_back("retry-after", kRetryAfterSeconds);
+  }
+  if (response.status == 401) response.headers.emplace_back("www-authenticate", "Bearer");
+  return response;
+}
+
+std::string ErrorEvent(const absl::Status& status) {
+  return absl::StrCat("data: ", ErrorBody(HttpStatusOf(status.code()), Message(status)), "\n\n");
+}
+
+}  // namespace router::http

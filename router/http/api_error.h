@@ -1,0 +1,29 @@
+// Errors in OpenAI's form: {"error": {"message", "type", "param", "code"}}.
+//
+// Stateless functions.
+
+#ifndef ROUTER_HTTP_API_ERROR_H_
+#define ROUTER_HTTP_API_ERROR_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "router/http/message.h"
+
+namespace router::http {
+
+// serving.md 3.5: what a client can do about it decides.
+int HttpStatusOf(absl::StatusCode code);
+
+// The JSON of `message` under an HTTP status.  What the message is about ("temperature is ...")
+// becomes `param`.
+std::string ErrorBody(int http_status, const std::string& message);
+
+// The whole response for a request that failed with `status`: 429 and 503 with Retry-After.
+Response ErrorResponse(const absl::Status& status);
+// The same as the last event of a stream.
+std::string ErrorEvent(const absl::Status& status);
+
+}  // namespace router::http
+
+#endif  // ROUTER_HTTP_API_ERROR_H_

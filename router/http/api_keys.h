@@ -1,0 +1,39 @@
+// ApiKeys: who may use the API, by bearer tokens of a file: one a line, "#" begins a comment.
+// Only hashes are kept, and nothing of a key is ever logged.
+//
+// Thread-safe: const after Load.
+
+#ifndef ROUTER_HTTP_API_KEYS_H_
+#define ROUTER_HTTP_API_KEYS_H_
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace router::http {
+
+class ApiKeys final {
+ public:
+  // An empty path: no keys, everybody may.
+  // Errors: kNotFound / kInvalidArgument naming the file and the line, never the key.
+  static absl::StatusOr<ApiKeys> Load(const std::string& path);
+
+  bool empty() const { return hashes_.empty(); }
+  // `authorization`: the header's value.  Takes the same time for every wrong key.
+  // Errors: kUnauthenticated.
+  absl::Status Check(std::string_view authorization) const;
+
+ private:
+  using Hash = std::array<unsigned char, 32>;
+  static Hash HashOf(std::string_view key);
+
+  std::vector<Hash> hashes_;
+};
+
+}  // namespace router::http
+
+#endif  // ROUTER_HTTP_API_KEYS_H_

@@ -1,0 +1,51 @@
+#include "router/http/api_keys.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/tokenizer/tiny_tokenizer.h"
+
+namespace router::http {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+absl::StatusOr<ApiKeys> LoadFrom(const std::string& text) {
+  const tokenizer::TempDir dir;
+  dir.Write("keys", text);
+  return ApiKeys::Load(dir.path() + "/keys");
+}
+
+TEST(ApiKeysTest, WithoutAFileEverybodyMay) {
+  const auto keys = ApiKeys::Load("");
+  ASSERT_TRUE(keys.ok());
+  EXPECT_TRUE(keys->empty());
+  EXPECT_EQ(keys->Check(""), absl::OkStatus());
+}
+
+TEST(ApiKeysTest, AKeyOfTheFileIsNeeded) {
+  const auto keys = LoadFrom("# ours\nsk-0123456789abcdef\n\n  sk-fedcba9876543210 \r\n");
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  EXPECT_EQ(keys->Check("Bearer sk-0123456789abcdef"), absl::OkStatus());
+  EXPECT_EQ(keys->Check("bearer  sk-fedcba9876543210"), absl::OkStatus());
+  for (const char* const wrong :
+       {"", "Bearer", "Bearer ", "Bearer sk-0123456789abcde", "Bearer sk-0123456789abcdef0",
+        "Bearer # ours", "sk-0123456789abcdef", "Basic sk-0123456789abcdef"}) {
+    EXPECT_EQ(keys->Check(wrong).code(), absl::StatusCode::kUnauthenticated) << wrong;
+  }
+}
+
+TEST(ApiKeysTest, AFileWithoutUsableKeysIsRefusedWithoutShowingThem) {
+  EXPECT_THAT(std::string(ApiKeys::Load("/nowhere/keys").status().message()),
+              HasSubstr("/nowhere/keys"));
+  EXPECT_THAT(std::string(LoadFrom("# none\n").status().message()), HasSubstr("holds no key"));
+  const std::string short_key(LoadFrom("sk-0123456789abcdef\nsecret\n").status().message());
+  EXPECT_THAT(short_key, HasSubstr("the key of line 2 has 6 characters: at least 16"));
+  EXPECT_THAT(short_key, Not(HasSubstr("secret")));
+  const std::string spaced(LoadFrom("a-secret-key and-a-name\n").status().message());
+  EXPECT_THAT(spaced, HasSubstr("line 1 is not a key"));
+  EXPECT_THAT(spaced, Not(HasSubstr("secret")));
+}
+
+}  // namespace
+}  // namespace router::http

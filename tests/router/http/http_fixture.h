@@ -1,0 +1,47 @@
+// A router over fake workers, as RouterFixture has it, with its HTTP front on port 0.
+
+#ifndef TESTS_ROUTER_HTTP_HTTP_FIXTURE_H_
+#define TESTS_ROUTER_HTTP_HTTP_FIXTURE_H_
+
+#include <memory>
+#include <string>
+
+#include "router/http/http_front.h"
+#include "tests/router/http/http_client.h"
+#include "tests/router/router_fixture.h"
+
+namespace router::http {
+
+class HttpFixture : public RouterFixture {
+ protected:
+  HttpFixture() { http_options_.server.listen = "127.0.0.1:0"; }
+  ~HttpFixture() override { front_.reset(); }
+
+  // After all workers have been added.
+  void StartHttp() {
+    StartRouter();
+    auto front = HttpFront::Start(http_options_, door_.get(), metrics_);
+    ASSERT_TRUE(front.ok()) << front.status();
+    front_ = std::move(*front);
+  }
+  int port() const { return front_->port(); }
+  Reply Post(const std::string& path, const std::string& body, const std::string& headers = "") {
+    return http::Post(port(), path, body, headers);
+  }
+  Reply Get(const std::string& path, const std::string& headers = "") {
+    return http::Get(port(), path, headers);
+  }
+  // The error's message; "" unless the reply is an error in OpenAI's form.
+  static std::string ErrorOf(const Reply& reply) {
+    const nlohmann::json body = reply.Json();
+    if (body.is_discarded() || !body.contains("error")) return "";
+    return body["error"].value("message", "");
+  }
+
+  HttpFront::Options http_options_;
+  std::unique_ptr<HttpFront> front_;
+};
+
+}  // namespace router::http
+
+#endif  // TESTS_ROUTER_HTTP_HTTP_FIXTURE_H_

@@ -1,0 +1,378 @@
+// OpenAI's API against fake workers: answers, streams, failures, and what supervisors ask.
+
+#include <atomic>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "tests/router/http/http_fixture.h"
+#include "tests/tokenizer/tiny_tokenizer.h"
+
+namespace router::http {
+namespace {
+
+using fakes::FakeWorker;
+using nlohmann::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+constexpr char kCompletions[] = "/v1/completions";
+constexpr char kHi[] = R"({"prompt": "say hi", "seed": 7})";
+constexpr char kHiStream[] = R"({"prompt": "say hi", "stream": true})";
+
+TEST_F(HttpFixture, ACompletionIsWhatGrpcSays) {
+  FakeWorker* const decode = Decode();
+  StartHttp();
+  const Reply reply = Post(kCompletions, kHi,
+                           "X-Request-Id: mine-1\r\nTraceparent: "
+                           "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01\r\n");
+  EXPECT_EQ(reply.status, 200) << reply.body;
+  EXPECT_EQ(reply.headers.at("content-type"), "application/json");
+  EXPECT_EQ(reply.headers.at("x-request-id"), "mine-1");
+  EXPECT_THAT(reply.headers.at("traceparent"), StartsWith("00-0123456789abcdef0123456789abcdef-"));
+  json body = reply.Json();
+  EXPECT_GT(body["created"], 1700000000);
+  body.erase("created");
+  EXPECT_EQ(body, json::parse(R"({"id": "cmpl-mine-1", "object": "text_completion", "model": "m",
+    "system_fingerprint": "ferry-0.1.0", "choices": [{"index": 0, "text": "hello",
+    "logprobs": null, "finish_reason": "length"}], "usage": {"prompt_tokens": 6,
+    "completion_tokens": 5, "total_tokens": 11, "prompt_tokens_details": {"cached_tokens": 0}}})"));
+  const Answer same = Generate(Text("say hi"));
+  EXPECT_EQ(same.texts.at(0), "hello");
+  ASSERT_EQ(decode->decodes().size(), 2u);
+  const ferry::v1::RequestSpec sent = decode->decodes()[0].spec();
+  EXPECT_THAT(sent.key().request_id(), StartsWith("mine-1#"));
+  EXPECT_EQ(sent.sampling().seed(), 7u);
+  EXPECT_EQ(sent.sampling().max_tokens(), 16u);
+  EXPECT_EQ(sent.token_ids_size(), decode->decodes()[1].spec().token_ids_size());
+  EXPECT_TRUE(IsIdle());
+}
+
+TEST_F(HttpFixture, AStreamIsEventsThatAddUp) {
+  Decode();
+  StartHttp();
+  HttpClient client(port());
+  for (int i = 0; i < 2; ++i) {  // on one connection
+    client.Ask(kCompletions,
+               R"({"prompt": "x", "stream": true, "stream_options": {"include_usage": true}})");
+    const Reply reply = client.Read();
+    EXPECT_EQ(reply.status, 200);
+    EXPECT_TRUE(reply.complete);
+    EXPECT_EQ(reply.headers.at("content-type"), "text/event-stream; charset=utf-8");
+    EXPECT_TRUE(reply.done());
+    std::string text;
+    const auto events = reply.Events();
+    ASSERT_GE(events.size(), 2u);
+    for (const json& event : events) {
+      for (const json& choice : event["choices"]) text += choice["text"];
+    }
+    EXPECT_EQ(text, "hello");
+    EXPECT_EQ(events[events.size() - 2]["choices"][0]["finish_reason"], "length");
+    EXPECT_TRUE(events[0]["usage"].is_null());
+    EXPECT_EQ(events.back()["choices"], json::array());
+    EXPECT_EQ(events.back()["usage"]["completion_tokens"], 5);
+  }
+}
+
+TEST_F(HttpFixture, AnOldClientGetsAStreamThatEndsWithItsConnection) {
+  Decode();
+  StartHttp();
+  HttpClient client(port());
+  client.Send(absl::StrCat("POST /v1/completions HTTP/1.0\r\nContent-Length: ",
+                           std::string(kHiStream).size(), "\r\n\r\n", kHiStream));
+  const Reply reply = client.Read();
+  EXPECT_EQ(reply.status, 200);
+  EXPECT_EQ(reply.headers.count("transfer-encoding"), 0u);
+  EXPECT_EQ(reply.headers.at("connection"), "close");
+  EXPECT_TRUE(reply.done()) << reply.body;
+}
+
+TEST_F(HttpFixture, EveryPromptOfABatchIsAnsweredInItsPlace) {
+  FakeWorker* const decode = Decode();
+  decode->on_decode = [](std::shared_ptr<fakes::DecodeCall> call) {
+    call->Accept();
+    // Its prompt is its answer.
+    std::string bytes;
+    for (const uint32_t id : call->request.spec().token_ids())
+      bytes.push_back(static_cast<char>(id));
+    call->Answer(bytes);
+  };
+  StartHttp();
+  const Reply reply =
+      Post(kCompletions, R"({"prompt": ["one", [116, 119, 111], "three"], "n": 2})");
+  ASSERT_EQ(reply.status, 200) << reply.body;
+  std::vector<std::string> texts;
+  const json object = reply.Json();
+  for (const json& choice : object["choices"]) {
+    EXPECT_EQ(choice["index"], texts.size());
+    texts.push_back(choice["text"]);
+  }
+  EXPECT_THAT(texts, ElementsAre("one", "one", "two", "two", "three", "three"));
+  EXPECT_EQ(object["usage"]["prompt_tokens"], 11);
+  const Reply stream = Post(kCompletions, R"({"prompt": ["one", "two"], "stream": true})");
+  std::map<int, std::string> streamed;
+  for (const json& event : stream.Events()) {
+    for (const json& choice : event["choices"]) {
+      streamed[choice["index"]] += choice["text"].get<std::string>();
+    }
+  }
+  EXPECT_EQ(streamed, (std::map<int, std::string>{{0, "one"}, {1, "two"}}));
+  EXPECT_TRUE(stream.done());
+  EXPECT_TRUE(IsIdle());
+}
+
+TEST_F(HttpFixture, OnePromptsFailureIsTheRequests) {
+  FakeWorker* const decode = Decode();
+  std::shared_ptr<fakes::DecodeCall> open;
+  decode->on_decode = [&](std::shared_ptr<fakes::DecodeCall> call) {
+    call->Accept();
+    if (call->request.spec().token_ids_size() == 3) {
+      open = call;  // would never end
+    } else {
+      call->End(absl::InvalidArgumentError("this prompt is not liked"));
+    }
+  };
+  StartHttp();
+  const Reply reply = Post(kCompletions, R"({"prompt": ["one", "three"]})");
+  EXPECT_EQ(reply.status, 400) << reply.body;
+  EXPECT_THAT(ErrorOf(reply), HasSubstr("this prompt is not liked"));
+  EXPECT_TRUE(IsIdle()) << "the other prompt has been cancelled";
+}
+
+TEST_F(HttpFixture, RefusalsAreInOpenAisForm) {
+  Decode();
+  StartHttp();
+  const auto expect = [&](const std::string& body, int status, const std::string& message,
+                          const json& param) {
+    const Reply reply = Post(kCompletions, body);
+    EXPECT_EQ(reply.status, status) << body;
+    EXPECT_EQ(ErrorOf(reply), message);
+    EXPECT_EQ(reply.Json()["error"]["param"], param) << message;
+    EXPECT_EQ(reply.headers.count("x-request-id"), 1u);
+  };
+  expect(R"({"prompt": "x", "temperature": -1})", 400,
+         "temperature is -1: must be a finite number >= 0", "temperature");
+  expect(R"({"prompt": "x", "top_p": 1.5})", 400, "top_p is 1.5: must be in (0, 1]", "top_p");
+  expect(R"({"prompt": "x", "n": 17})", 400, "n is 17: must be an integer of 1 to 16", "n");
+  expect(R"({"prompt": "x", "max_tokens": 0})", 400, "max_tokens is 0: must be >= 1", "max_tokens");
+  expect(R"({"prompt": "x", "stop": ["a", ""]})", 400,
+         "stop[1] is empty: a stop string has at least one character", "stop[1]");
+  expect(R"({"prompt": [5, 300]})", 400,
+         "prompt tokens.ids[1] is 300: must be below the vocabulary size, 300", "prompt");
+  expect(R"({"prompt": ""})", 400, "prompt text is empty", "prompt");
+  expect(R"({"prompt": "x", "max_tokens": 4096})", 400,
+         "max_tokens is 4096: with a prompt of 1 tokens the context of 4096 is passed",
+         "max_tokens");
+  expect(R"({"prompt": "x", "model": "other"})", 404,
+         "model \"other\" is not served here; served: m", "model");
+  EXPECT_EQ(Post(kCompletions, R"({"prompt": "x", "model": "other"})").Json()["error"]["code"],
+            "model_not_found");
+  const Reply bad_id = Post(kCompletions, kHi, "X-Request-Id: two words\r\n");
+  EXPECT_EQ(bad_id.status, 400);
+  EXPECT_THAT(ErrorOf(bad_id), HasSubstr("\"two words\""));
+  const Reply chat =
+      Post("/v1/chat/completions", R"({"messages": [{"role": "user", "content": "x"}]})");
+  EXPECT_EQ(chat.status, 400);
+  EXPECT_EQ(ErrorOf(chat), "model m: no chat format is known");
+  const Reply nowhere = Get("/v2/completions");
+  EXPECT_EQ(nowhere.status, 404);
+  EXPECT_EQ(ErrorOf(nowhere), "there is nothing at /v2/completions");
+  const Reply method = Get(kCompletions);
+  EXPECT_EQ(method.status, 405);
+  EXPECT_EQ(method.headers.at("allow"), "POST");
+  EXPECT_EQ(Post("/health", "{}").status, 405);
+}
+
+TEST_F(HttpFixture, StatusesFollowTheContract) {
+  FakeWorker* const decode = Decode();
+  options_.max_attempts = 1;
+  std::atomic<int> which{0};
+  const absl::Status statuses[] = {absl::InternalError("broken"),
+                                   absl::InvalidArgumentError("bad")};
+  decode->on_decode = [&](std::shared_ptr<fakes::DecodeCall> call) {
+    call->Accept();
+    call->End(statuses[which]);
+  };
+  options_.default_deadline = absl::Seconds(30);
+  StartHttp();
+  const Reply broken = Post(kCompletions, kHiStream);
+  EXPECT_EQ(broken.status, 500) << "before the first token a stream's error is a status";
+  EXPECT_THAT(ErrorOf(broken), HasSubstr("broken"));
+  EXPECT_EQ(broken.Json()["error"]["type"], "server_error");
+  which = 1;
+  EXPECT_EQ(Post(kCompletions, kHi).status, 400);
+  decode->Kill();
+  ASSERT_TRUE(WaitForWorkers(0, 0));
+  const Reply away = Post(kCompletions, kHi);
+  EXPECT_EQ(away.status, 503) << away.body;
+  EXPECT_EQ(away.headers.count("retry-after"), 1u);
+  EXPECT_EQ(away.Json()["error"]["type"], "service_unavailable_error");
+}
+
+TEST_F(HttpFixture, ADeadlineIs504AndAFullQueue429) {
+  Decode()->on_decode = [](std::shared_ptr<fakes::DecodeCall> call) { call->Accept(); };
+  options_.default_deadline = absl::Milliseconds(500);
+  options_.max_queue_bytes = 3000;  // of two small requests
+  StartHttp();
+  const Reply late = Post(kCompletions, kHi);
+  EXPECT_EQ(late.status, 504) << late.body;
+  EXPECT_EQ(late.Json()["error"]["type"], "timeout_error");
+  workers_[0]->SetState(ferry::v1::WORKER_STATE_DRAINING);
+  ASSERT_TRUE(WaitForWorkers(0, 0));
+  std::vector<HttpClient> waiting;
+  for (int i = 0; i < 5; ++i) waiting.emplace_back(port()).Ask(kCompletions, kHi);
+  int refused = 0;
+  for (HttpClient& client : waiting) {
+    const Reply reply = client.Read();
+    EXPECT_TRUE(reply.status == 429 || reply.status == 503 || reply.status == 504) << reply.body;
+    if (reply.status != 429) continue;
+    ++refused;
+    EXPECT_EQ(reply.headers.count("retry-after"), 1u);
+    EXPECT_EQ(reply.Json()["error"]["code"], "rate_limit_exceeded");
+  }
+  EXPECT_GE(refused, 2);
+}
+
+TEST_F(HttpFixture, AFailureAfterTheFirstTokenIsTheStreamsLastEvent) {
+  options_.max_migrations = 0;
+  Decode()->on_decode = [](std::shared_ptr<fakes::DecodeCall> call) {
+    call->Accept();
+    call->Tokens(0, "ab");
+    call->End(absl::InternalError("the device is gone"));
+  };
+  StartHttp();
+  HttpClient client(port());
+  client.Ask(kCompletions, kHiStream);
+  const Reply reply = client.Read();
+  EXPECT_EQ(reply.status, 200);
+  const auto events = reply.Events();
+  ASSERT_EQ(events.size(), 2u) << reply.body;
+  EXPECT_EQ(events[0]["choices"][0]["text"], "ab");
+  EXPECT_THAT(events[1]["error"]["message"].get<std::string>(), HasSubstr("the device is gone"));
+  EXPECT_FALSE(reply.done());
+  EXPECT_TRUE(client.AtEnd());
+  const Reply whole = Post(kCompletions, kHi);
+  EXPECT_EQ(whole.status, 500) << "an answer that is not whole is none: " << whole.body;
+}
+
+TEST_F(HttpFixture, ClientsThatLeaveAreCancelledAtBothWorkers) {
+  FakeWorker* const prefill = Prefill();
+  FakeWorker* const decode = Decode();
+  prefill->on_prefill = [](std::shared_ptr<fakes::PrefillCall> call) {
+    call->Accept();
+    call->Started();
+  };
+  StartHttp();
+  const std::string ids = json{{"prompt", std::vector<int>(200, 5)}}.dump();
+  for (const std::string& body : {ids, std::string(R"({"stream": true, )" + ids.substr(1))}) {
+    const size_t before = decode->cancels().size();
+    const size_t open = prefill->prefills().size();
+    HttpClient client(port());
+    client.Ask(kCompletions, body);
+    ASSERT_TRUE(prefill->WaitFor([&] { return prefill->prefills().size() == open + 1; }));
+    client.Close();
+    EXPECT_TRUE(decode->WaitFor([&] { return decode->cancels().size() > before; }));
+    EXPECT_TRUE(prefill->WaitFor([&] { return prefill->cancels().size() > before; }));
+    EXPECT_TRUE(IsIdle());
+  }
+}
+
+TEST_F(HttpFixture, ASlowReaderHoldsItsWorkerBackAndIsCutOff) {
+  http_options_.server.write_stall = absl::Seconds(1);
+  FakeWorker* const decode = Decode();
+  decode->on_decode = [](std::shared_ptr<fakes::DecodeCall> call) {
+    call->Accept();
+    // Some megabytes of events: more than the sockets take.
+    for (int i = 0; i < 16000; ++i) call->Tokens(i % 4, "x");
+  };
+  StartHttp();
+  HttpClient client(port());
+  client.LimitReceiveBuffer(4096);
+  client.Ask(kCompletions, R"({"prompt": "x", "max_tokens": 4000, "n": 4, "stream": true})");
+  EXPECT_TRUE(decode->WaitFor([&] { return !decode->cancels().empty(); }));
+  EXPECT_TRUE(IsIdle());
+}
+
+TEST_F(HttpFixture, SupervisorsAreAnswered) {
+  FakeWorker* const decode = Decode();
+  StartHttp();
+  EXPECT_EQ(Get("/health").status, 200);
+  EXPECT_EQ(Get("/ready").status, 200);
+  EXPECT_EQ(Get("/version").Json(), json::parse(R"({"version": "0.1.0"})"));
+  const json models = Get("/v1/models").Json();
+  EXPECT_EQ(models["object"], "list");
+  ASSERT_EQ(models["data"].size(), 1u);
+  EXPECT_EQ(models["data"][0]["id"], "m");
+  EXPECT_EQ(models["data"][0]["max_model_len"], 4096);
+  EXPECT_EQ(Get("/v1/models/m").Json(), models["data"][0]);
+  EXPECT_EQ(Get("/v1/models/%6D").status, 200);
+  EXPECT_EQ(Get("/v1/models/other").status, 404);
+  Post(kCompletions, kHi);
+  const Reply metrics = Get("/metrics");
+  EXPECT_THAT(metrics.headers.at("content-type"), StartsWith("text/plain; version=0.0.4"));
+  EXPECT_THAT(metrics.body, HasSubstr("\nferry_router_http_connections "));
+  EXPECT_THAT(
+      metrics.body,
+      HasSubstr("ferry_router_http_responses_total{path=\"/v1/completions\",status=\"200\"} 1\n"));
+  EXPECT_THAT(metrics.body, HasSubstr("ferry_router_requests_total"));
+  decode->Kill();
+  ASSERT_TRUE(WaitForWorkers(0, 0));
+  const Reply not_ready = Get("/ready");
+  EXPECT_EQ(not_ready.status, 503);
+  EXPECT_THAT(ErrorOf(not_ready), HasSubstr("no model has a decode worker that is ready"));
+  EXPECT_EQ(Get("/health").status, 200) << "alive all the same";
+}
+
+TEST_F(HttpFixture, WithKeysOnlyThoseWhoHaveOneAreServed) {
+  const tokenizer::TempDir dir;
+  dir.Write("keys", "sk-0123456789abcdef\n");
+  http_options_.api_keys_file = dir.path() + "/keys";
+  Decode();
+  StartHttp();
+  const std::string good = "Authorization: Bearer sk-0123456789abcdef\r\n";
+  const std::string bad = "Authorization: Bearer sk-0123456789abcdeg\r\n";
+  EXPECT_EQ(Post(kCompletions, kHi, good).status, 200);
+  for (const std::string& headers : {std::string(), bad}) {
+    const Reply reply = Post(kCompletions, kHi, headers);
+    EXPECT_EQ(reply.status, 401);
+    EXPECT_EQ(reply.Json()["error"]["code"], "invalid_api_key");
+    EXPECT_EQ(reply.headers.at("www-authenticate"), "Bearer");
+    EXPECT_EQ(Get("/v1/models", headers).status, 401);
+    EXPECT_EQ(Get("/metrics", headers).status, 401);
+    EXPECT_EQ(Get("/health", headers).status, 200);
+    EXPECT_EQ(Get("/ready", headers).status, 200);
+  }
+  EXPECT_EQ(Get("/v1/models", good).status, 200);
+  // Nobody has to send a long body to be told so.
+  HttpClient client(port());
+  client.Send("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n{");
+  EXPECT_EQ(client.Read().status, 401);
+}
+
+TEST_F(HttpFixture, ARouterThatDrainsFinishesAnswersAndTakesNoMore) {
+  std::shared_ptr<fakes::DecodeCall> open;
+  FakeWorker* const decode = Decode();
+  decode->on_decode = [&](std::shared_ptr<fakes::DecodeCall> call) {
+    call->Accept();
+    call->Tokens(0, "a");
+    open = call;
+  };
+  StartHttp();
+  HttpClient client(port());
+  client.Ask(kCompletions, kHiStream);
+  client.ReadUntil("\"a\"");
+  router_->StartDrain();
+  const Reply late = Post(kCompletions, kHi);
+  EXPECT_EQ(late.status, 503);
+  EXPECT_EQ(ErrorOf(late), "the router is draining");
+  EXPECT_EQ(Get("/ready").status, 503);
+  EXPECT_FALSE(router_->WaitUntilIdle(absl::ZeroDuration()));
+  open->Answer("b");
+  EXPECT_TRUE(client.Read().done());
+  EXPECT_TRUE(router_->WaitUntilIdle(absl::Seconds(20)));
+  front_->Shutdown(absl::Seconds(20));
+  EXPECT_TRUE(client.AtEnd()) << "an idle connection ends at once";
+}
+
+}  // namespace
+}  // namespace router::http
