@@ -13,9 +13,13 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "input_file/input_file.h"
+#include "service/listen_address.h"
 #include "service/process.h"
 #include "service/startup.h"
 #include "status/status_macros.h"
@@ -46,6 +50,11 @@ absl::Status CheckTls(const service::TlsOptions& tls) {
       "a server with --tls_cert ", tls.cert_file, " cannot be called at 127.0.0.1 with --tls_ca ",
       tls.ca_file, ": is it made for 127.0.0.1 and signed by that authority? (",
       std::string(called.message()), ")"));
+}
+
+// "" without HTTP.
+std::string HttpListen(const LocalSystemOptions& options) {
+  return options.http_port.has_value() ? absl::StrCat("127.0.0.1:", *options.http_port) : "";
 }
 
 std::string ModelName(const std::string& model_dir) {
@@ -107,6 +116,13 @@ absl::Status LocalSystem::CheckOptions() const {
                                        .metrics_listen = "127.0.0.1:0",
                                        .port_file = options_.port_file,
                                        .tls = options_.tls}));
+  if (options_.http_port.has_value()) {
+    RETURN_IF_ERROR(service::CheckCanListen(HttpListen(options_)));
+    if (*options_.http_port > 0 && *options_.http_port == options_.port) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("gRPC and HTTP cannot both have port ", options_.port));
+    }
+  }
   return CheckTls(options_.tls);
 }
 
@@ -179,11 +195,16 @@ absl::Status LocalSystem::StartRouter() {
       absl::StrCat("--listen=127.0.0.1:", options_.port),
       absl::StrCat("--workers=", absl::StrJoin(workers, ",")),
       absl::StrCat("--model_assets=", model_name_, "=", options_.model_dir)};
+  if (options_.http_port.has_value()) {
+    flags.push_back(absl::StrCat("--http_listen=", HttpListen(options_)));
+  }
   flags.insert(flags.end(), options_.router_flags.begin(), options_.router_flags.end());
   ASSIGN_OR_RETURN(auto router, StartChild("router", "ferry-router", std::move(flags)));
   routers_.push_back(std::move(router));
   ASSIGN_OR_RETURN(router_address_, WaitForAddress("router"));
-
+  if (options_.http_port.has_value()) {
+    ASSIGN_OR_RETURN(http_port_, WaitForPort("router", "http_port"));
+  }
   return WaitUntilReady();
 }
 
@@ -207,14 +228,22 @@ absl::Status LocalSystem::WaitUntilReady() {
 }
 
 absl::StatusOr<std::string> LocalSystem::WaitForAddress(const std::string& name) {
-  static constexpr std::string_view kKey = "grpc_port=";
+  ASSIGN_OR_RETURN(const int32_t port, WaitForPort(name, "grpc_port"));
+  std::string address = absl::StrCat("127.0.0.1:", port);
+  names_by_address_[address] = name;
+  return address;
+}
+
+absl::StatusOr<int32_t> LocalSystem::WaitForPort(const std::string& name, const std::string& key) {
   while (absl::Now() < ready_deadline_) {
     std::ifstream file(absl::StrCat(run_dir_, "/", name));
     for (std::string line; std::getline(file, line);) {
-      if (line.rfind(kKey, 0) != 0) continue;
-      std::string address = absl::StrCat("127.0.0.1:", line.substr(kKey.size()));
-      names_by_address_[address] = name;
-      return address;
+      int32_t port = 0;
+      absl::string_view rest = line;
+      if (absl::ConsumePrefix(&rest, key) && absl::ConsumePrefix(&rest, "=") &&
+          absl::SimpleAtoi(rest, &port)) {
+        return port;
+      }
     }
     RETURN_IF_ERROR(CheckChildren());
     if (service::WaitForTermination(kPollInterval) != 0) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,8 @@ struct LocalSystemOptions {
   int32_t num_decode = 1;
   bool role_both = false;  // decode workers may prefill, too
   int32_t port = 8500;     // of the router on 127.0.0.1; 0: any
+  // Of OpenAI's API over HTTP on 127.0.0.1; 0: any; absent: there is none.
+  std::optional<int32_t> http_port = {};
   // Of every process, and of their calls of each other: made for 127.0.0.1.  All three or none.
   service::TlsOptions tls = {};
   std::vector<std::string> worker_flags = {};  // for every worker, e.g. "--dtype=float32"
@@ -53,6 +56,8 @@ class LocalSystem final {
 
   const std::string& model_name() const { return model_name_; }
   const std::string& address() const { return router_address_; }
+  // 0 if there is no HTTP.
+  int32_t http_port() const { return http_port_; }
   // Of a client of the router.
   ferry::ClientOptions client_options() const;
   // "127.0.0.1:port" -> "prefill-0"
@@ -76,7 +81,9 @@ class LocalSystem final {
   absl::StatusOr<std::unique_ptr<ChildProcess>> StartChild(const std::string& name,
                                                            const std::string& binary,
                                                            std::vector<std::string> flags);
-  // "127.0.0.1:port" of the child, when it has written its port file.
+  // Of the child, when it has written its port file, which has a line "KEY=port".
+  absl::StatusOr<int32_t> WaitForPort(const std::string& name, const std::string& key);
+  // "127.0.0.1:port" of its gRPC server.
   absl::StatusOr<std::string> WaitForAddress(const std::string& name);
   absl::Status CheckChildren();
   void StopGroup(std::vector<std::unique_ptr<ChildProcess>>& children,
@@ -88,6 +95,7 @@ class LocalSystem final {
   int log_fd_ = 2;
   absl::Time ready_deadline_;
   std::string router_address_;
+  int32_t http_port_ = 0;
   std::map<std::string, std::string> names_by_address_;
   std::vector<std::unique_ptr<ChildProcess>> routers_;  // one
   std::vector<std::unique_ptr<ChildProcess>> prefills_;

@@ -8,14 +8,18 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "service/command_line.h"
+#include "service/port_file.h"
 #include "service/process.h"
 #include "status/status_macros.h"
 
 namespace cli {
 namespace {
 
-absl::Status Run(const LocalSystemOptions& options) {
+constexpr int32_t kHttpPort = 8000;  // where users of other servers look for it
+
+absl::Status Run(LocalSystemOptions options) {
   service::BlockTerminationSignals();
+  if (!options.http_port.has_value()) options.http_port = options.port == 0 ? 0 : kHttpPort;
   ASSIGN_OR_RETURN(const auto system, LocalSystem::Start(options));
   const std::string& address = system->address();
   int32_t port = 0;
@@ -23,7 +27,10 @@ absl::Status Run(const LocalSystemOptions& options) {
     return absl::InternalError(absl::StrCat("the router listens on ", address));
   }
   std::cout << "serving " << system->model_name() << " at " << address << std::endl;
-  RETURN_IF_ERROR(service::WritePortFile(options.port_file, port, /*metrics_port=*/0));
+  std::cout << "OpenAI API at " << (options.tls.enabled() ? "https" : "http")
+            << "://127.0.0.1:" << system->http_port() << "/v1" << std::endl;
+  RETURN_IF_ERROR(service::WritePorts(options.port_file,
+                                      {{"grpc_port", port}, {"http_port", system->http_port()}}));
   const absl::Status ended = system->WaitForEnd();
   const absl::Status stopped = system->Stop();
   return ended.ok() ? stopped : ended;
@@ -86,8 +93,27 @@ void AddServeCommand(CLI::App& app, absl::Status* result) {
   CLI::App* command = app.add_subcommand(
       "serve", "Run a router and workers on this machine until SIGTERM or Ctrl-C");
   AddLocalSystemFlags(*command, options.get());
+  command
+      ->add_option(
+          "--http_port", options->http_port,
+          "Port of OpenAI's API over HTTP on 127.0.0.1; 0: any; default: 8000, or any with "
+          "--port 0")
+      ->check(CLI::Range(0, 65535));
+  command->add_option_function<std::string>(
+      "--chat_format",
+      [options](const std::string& format) {
+        options->router_flags.push_back(absl::StrCat("--chat_format=", format));
+      },
+      "Of chat completions, in place of the checkpoint's own: v2, v3, r1, v3-0324, r1-0528, v3.1, "
+      "v3.2 or v4");
+  command->add_option_function<std::string>(
+      "--api_keys_file",
+      [options](const std::string& file) {
+        options->router_flags.push_back(absl::StrCat("--api_keys_file=", file));
+      },
+      "File with the bearer tokens that HTTP clients must show one of, one a line");
   command->add_option("--port_file", options->port_file,
-                      "File that receives grpc_port=N once ready");
+                      "File that receives grpc_port=N and http_port=N once ready");
   command->add_option("--log_file", options->log_path,
                       "File for the processes' log lines; default: stderr");
   command->callback([options, result] { *result = Run(*options); });

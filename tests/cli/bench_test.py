@@ -174,7 +174,7 @@ with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     check_openai(folder)
     check_wrong_flags()
-    serve = subprocess.Popen([binaries / "ferry", "serve", "--model", model, "--log_file", folder / "log"],
+    serve = subprocess.Popen([binaries / "ferry", "serve", "--model", model, "--port", "0", "--log_file", folder / "log"],
                              stdout=subprocess.PIPE, text=True)
     try:
         check_live(folder, serve.stdout.readline().split()[-1])
