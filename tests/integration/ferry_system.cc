@@ -132,6 +132,10 @@ void FerrySystem::StartRouter(int listen_port) {
   FERRY_CHECK(not_ready.empty()) << not_ready << "\n" << router_->log();
 }
 
+int FerrySystem::router_http_port() const {
+  return WaitForPort(dir_ + "/router.ports", "http_port", kStartTimeout).value();
+}
+
 void FerrySystem::KillRouter() { router_.reset(); }
 
 void FerrySystem::RestartRouter() {

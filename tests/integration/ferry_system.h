@@ -69,6 +69,8 @@ class FerrySystem final {
   const std::string& router_address() const { return router_address_; }
   const std::string& router_ip() const { return router_ip_; }
   int router_metrics_port() const { return router_metrics_port_; }
+  // Of OpenAI's API.  REQUIRES: --http_listen is among the router's flags.
+  int router_http_port() const;
 
   // Reads load reports of a worker until `done` accepts one; false when `timeout` passes first.
   static bool WaitForLoad(WorkerProcess& worker,
