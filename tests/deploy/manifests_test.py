@@ -161,6 +161,8 @@ class Manifests(unittest.TestCase):
             ports = {port["name"]: port["containerPort"] for port in main["ports"]}
             self.assertEqual(given["--listen"], f"0.0.0.0:{ports['grpc']}")
             self.assertEqual(given["--metrics_listen"], f"0.0.0.0:{ports['metrics']}")
+            if workload["kind"] == "Deployment":
+                self.assertEqual(given["--http_listen"], f"0.0.0.0:{ports['http']}")
             if workload["kind"] == "StatefulSet":
                 self.assertEqual(int(given["--data_port"]), ports["data"])
                 self.assertTrue(given["--advertise"].endswith(f":{ports['grpc']}"))

@@ -7,12 +7,14 @@ usage: pods_test.py ROOT BIN_DIR
 Their probes must come to be true, a request must be answered through them, and each must end within its time at SIGTERM.
 Needs root.
 """
+import json
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 import yaml
 
@@ -88,6 +90,8 @@ def check(network):
         assert re.search(r"^NoNewPrivs:\s1$", status, re.MULTILINE), status
     said = run(BIN_DIR / "ferry", "generate", "--address", f"{ips['ferry-router']}:8500", *GENERATE)
     assert said == expected, (said, expected)
+    models = json.load(urllib.request.urlopen(f"http://{ips['ferry-router']}:8080/v1/models", timeout=WAIT_S))
+    assert [model["id"] for model in models["data"]] == ["demo"], models
     line = [line for line in network.log("ferry-router.log").splitlines() if '"request_id"' in line][-1]
     assert f'"prefill_worker":"{ips["ferry-prefill"]}:8601"' in line.replace('": "', '":"'), line
     for pod in pods.values():
