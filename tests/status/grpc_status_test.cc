@@ -23,6 +23,21 @@ TEST(GrpcStatusTest, TheReasonTravels) {
   EXPECT_EQ(Reason(FromGrpc(ToGrpc(before))), kStaleEpoch);
 }
 
+TEST(GrpcStatusTest, TheTimeToComeBackTravelsAlsoBesideAReason) {
+  const absl::Status full = absl::ResourceExhaustedError("full");
+  EXPECT_EQ(RetryAfter(full), absl::ZeroDuration());
+  for (const absl::Duration delay :
+       {absl::Milliseconds(1), absl::Milliseconds(2500), absl::Seconds(60)}) {
+    const absl::Status alone = FromGrpc(ToGrpc(WithRetryAfter(full, delay)));
+    EXPECT_EQ(RetryAfter(alone), delay);
+    EXPECT_EQ(Reason(alone), "");
+    const absl::Status both = FromGrpc(ToGrpc(WithReason(WithRetryAfter(full, delay), kQueueFull)));
+    EXPECT_EQ(RetryAfter(both), delay);
+    EXPECT_EQ(Reason(both), kQueueFull);
+  }
+  EXPECT_EQ(RetryAfter(WithRetryAfter(full, absl::Microseconds(1))), absl::Milliseconds(1));
+}
+
 TEST(GrpcStatusTest, UnreadableDetailsAreNoReason) {
   const grpc::Status foreign(grpc::StatusCode::ABORTED, "x", std::string("\xff\xff\xff", 3));
   EXPECT_EQ(Reason(FromGrpc(foreign)), "");
