@@ -67,6 +67,7 @@ absl::StatusOr<EngineSession::StepReply> EngineSession::Step(engine::Sequence& s
   ASSIGN_OR_RETURN(const engine::StepResult result, engine_->Collect(handle));
   if (slots != nullptr) slots->Release(builder.state_sources());
   if (request.sample) reply.token = result.samples[0].token_id;
+  if (request.sample && reply.token == kernels::kNoToken) return engine::NoTokenError(end);
   reply.logits.assign(result.logits.begin(), result.logits.end());
   return reply;
 }

@@ -148,7 +148,11 @@ class OneSequenceEngine {
       builder.Add(seq, rows, /*absorbed=*/seq.num_output_tokens() > 0, sample);
       ASSIGN_OR_RETURN(const engine::StepHandle handle, engine_->Launch(*plan_));
       ASSIGN_OR_RETURN(const engine::StepResult result, engine_->Collect(handle));
-      if (sample) wanted = on_message(branch.Accept(step_id_, result.samples[0]));
+      if (!sample) continue;
+      if (result.samples[0].token_id == kernels::kNoToken) {
+        return engine::NoTokenError(static_cast<int32_t>(seq.tokens.size()));
+      }
+      wanted = on_message(branch.Accept(step_id_, result.samples[0]));
     }
     engine::ReleaseBlocks(seq, *pool_);
     return wanted;

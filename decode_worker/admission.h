@@ -3,7 +3,7 @@
 // Counts seats (sequences of a step), state slots and penalty slots of everything that runs or is
 // being received, and keeps room for what it will still write: a newcomer gets its blocks only if
 // the seated branches can grow by `growth_tokens` each (or to their ends).  That is a forecast, not
-// a promise: when it was too optimistic the youngest branch is preempted (batch_runner.h).
+// a promise: when it was too optimistic a branch is preempted (batch_runner.h).
 //
 // Owned by the scheduler thread.
 

@@ -53,7 +53,7 @@ void BatchRunner::Start(Branch& branch, BranchState state) {
   branch.state = state;
   const auto at =
       std::upper_bound(active_.begin(), active_.end(), &branch,
-                       [](const Branch* a, const Branch* b) { return IsOlder(*a, *b); });
+                       [](const Branch* a, const Branch* b) { return GoesBefore(*a, *b); });
   active_.insert(at, &branch);
 }
 
@@ -221,10 +221,10 @@ bool BatchRunner::MakeRoom(const LaunchedStep& step, const Branch& branch) {
   bool returning = !preempting_.empty() || !retired_.empty() || !step.release_after.empty();
   for (const LaunchedStep& launched : launched_) returning |= !launched.release_after.empty();
   if (returning) return false;
-  Branch& youngest = *active_.back();
-  if (&youngest == &branch) return false;
-  Preempt(youngest);
-  return youngest.in_flight == 0;
+  Branch& last = *active_.back();
+  if (&last == &branch) return false;
+  Preempt(last);
+  return last.in_flight == 0;
 }
 
 void BatchRunner::Preempt(Branch& branch) {
@@ -268,6 +268,10 @@ absl::Status BatchRunner::CollectOldest() {
       continue;
     }
     const kernels::SampleResult& sample = result.samples[use.sample];
+    if (sample.token_id == kernels::kNoToken) {
+      listener_->OnNoToken(*use.branch);
+      continue;
+    }
     engine::AcceptToken(use.branch->seq, step.step_id, sample.token_id);
     listener_->OnSample(*use.branch, sample);
   }

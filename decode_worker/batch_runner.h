@@ -2,11 +2,12 @@
 //
 // It builds the plan of step N+1 while step N runs: a decode's input is "what step N sampled".  So
 // the end of a branch is learned one step late, and the surplus row is thrown away.  Two plans
-// alternate.  A plan has the decodes first, oldest branch first, then chunks of local prefill.
+// alternate.  A plan has the decodes first, in the order of branch.h's GoesBefore, then chunks of
+// local prefill.
 //
-// A branch that finds no block for its next row preempts the youngest one: that one gives its
-// blocks back and is computed again later, from its tokens, with the same random numbers.  The
-// youngest itself waits.
+// A branch that finds no block for its next row preempts the last one of that order, the youngest
+// of the lowest priority: that one gives its blocks back and is computed again later, from its
+// tokens, with the same random numbers.  The last one itself waits.
 //
 // The one rule for memory: a block or state slot returns to the pool only when no launched step
 // reads or writes it.
@@ -41,6 +42,8 @@ class BatchRunner final {
     virtual ~Listener() = default;
     // A step has sampled branch.seq.tokens.back().  May retire any branch.
     virtual void OnSample(Branch& branch, const kernels::SampleResult& sample) = 0;
+    // The model's logits gave no token (kernels::kNoToken).  Must retire the branch.
+    virtual void OnNoToken(Branch& branch) = 0;
     // The branch has left the batch without blocks; its tokens are whole.  Must not start a branch.
     virtual void OnPreempted(Branch& branch) = 0;
   };
@@ -118,7 +121,7 @@ class BatchRunner final {
   int64_t next_step_id_ = 0;
   std::deque<LaunchedStep> launched_;
 
-  std::vector<Branch*> active_;  // prefilling and decoding, oldest first
+  std::vector<Branch*> active_;  // prefilling and decoding, by GoesBefore
   std::vector<Branch*> preempting_;
   std::vector<std::unique_ptr<Branch>> retired_;  // used by a launched step
   Stats stats_;

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include "decode_worker/request.h"
@@ -30,8 +31,9 @@ enum class BranchState : uint8_t {
 };
 
 struct Branch {
-  uint64_t serial = 0;  // of its request: lower is older
-  int32_t index = 0;    // 0: the trunk
+  int32_t priority = 0;  // of its request
+  uint64_t serial = 0;   // of its request: lower is older
+  int32_t index = 0;     // 0: the trunk
   engine::Sequence seq;
   BranchState state = BranchState::kIdle;
   int32_t in_flight = 0;       // launched, uncollected steps that read or write its blocks or slot
@@ -41,9 +43,11 @@ struct Branch {
   std::shared_ptr<int32_t> tail_sharers;
 };
 
-// Oldest first; branches of a request in order.
-inline bool IsOlder(const Branch& a, const Branch& b) {
-  return a.serial != b.serial ? a.serial < b.serial : a.index < b.index;
+// Who keeps its blocks when they are short: the higher priority first, then the older request;
+// branches of a request in order.
+inline bool GoesBefore(const Branch& a, const Branch& b) {
+  return std::tuple(-int64_t{a.priority}, a.serial, a.index) <
+         std::tuple(-int64_t{b.priority}, b.serial, b.index);
 }
 
 // Tokens of the timeline, the one that a launched step is sampling included.

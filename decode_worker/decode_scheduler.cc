@@ -196,6 +196,7 @@ void DecodeScheduler::Accept(RequestSpec spec, uint64_t serial, std::shared_ptr<
   const block_hash::BlockHash root = runtime_->hasher->Root(request.spec.cache_namespace);
   for (int32_t i = 0; i < request.spec.num_branches; ++i) {
     auto branch = std::make_unique<Branch>();
+    branch->priority = request.spec.priority;
     branch->serial = serial;
     branch->index = i;
     branch->seq.sampling = request.spec.sampling;
@@ -262,8 +263,17 @@ void DecodeScheduler::OnSample(Branch& branch, const kernels::SampleResult& samp
   }
 }
 
+void DecodeScheduler::OnNoToken(Branch& branch) {
+  // Of this request alone: its prompt, or what was computed of it.  The engine is well.
+  EndRequest(
+      *requests_.at(branch.serial),
+      status::WithReason(engine::NoTokenError(static_cast<int32_t>(branch.seq.tokens.size())),
+                         status::kBadLogits));
+}
+
 void DecodeScheduler::OnPreempted(Branch& branch) {
-  const Request& request = *requests_.at(branch.serial);
+  Request& request = *requests_.at(branch.serial);
+  ++request.usage.preemptions;
   spdlog::debug("request_id={} trace_id={} branch={} preempted tokens={}",
                 request.spec.id.request_id, tracing::TraceIdOf(request.spec.traceparent),
                 branch.index, branch.seq.tokens.size());
@@ -354,12 +364,13 @@ void DecodeScheduler::EndRequest(Request& request, const absl::Status& status) {
   spdlog::info(
       "request_id={} trace_id={} attempt={} status={} prompt_tokens={} output_tokens={} "
       "cached_tokens={} "
-      "computed_tokens={} kv_bytes={} wait_ms={:.1f} ttft_ms={:.1f} total_ms={:.1f}{}",
+      "computed_tokens={} kv_bytes={} preemptions={} wait_ms={:.1f} ttft_ms={:.1f} "
+      "total_ms={:.1f}{}",
       service::LogValue(request.spec.id.request_id), tracing::TraceIdOf(request.spec.traceparent),
       request.spec.id.attempt, status::CodeName(status.code()), request.spec.tokens.size(),
       request.usage.output_tokens, request.usage.cached_tokens, request.usage.computed_tokens,
-      request.usage.kv_bytes_received, request.usage.wait_ms, ttft_ms, total_ms,
-      status.ok() ? "" : absl::StrCat(" cause=", service::LogValue(why)));
+      request.usage.kv_bytes_received, request.usage.preemptions, request.usage.wait_ms, ttft_ms,
+      total_ms, status.ok() ? "" : absl::StrCat(" cause=", service::LogValue(why)));
   ForgetLive(request.spec.id);
   Publish();
   request.sink->OnEnd(status, request.usage);
@@ -455,6 +466,7 @@ void DecodeScheduler::FillInfo(ferry::v1::WorkerInfo* info) const {
   info->set_role(options_.role_both ? ferry::v1::WORKER_ROLE_BOTH : ferry::v1::WORKER_ROLE_DECODE);
   info->set_state(draining_ ? ferry::v1::WORKER_STATE_DRAINING : ferry::v1::WORKER_STATE_SERVING);
   info->set_cancel_during_transfer(true);
+  info->set_max_seqs(runtime_->engine->limits().max_seqs);
   // What a request may ask for is bounded by the pool too, so that "as much as fits" fits.
   const int64_t pool_tokens = int64_t{runtime_->pool->num_blocks() - 1} * runtime_->block_size();
   info->set_max_model_len(

@@ -6,7 +6,8 @@
 // (batch_runner.h).  It ends in exactly one way: EndRequest.
 //
 // Everything that asks for blocks (local prompts, reservations, preempted branches) waits in one
-// queue, oldest request first, so nobody starves.
+// queue, oldest request first, whatever its priority: so nobody starves, and who has been preempted
+// comes back before anybody new is let in.
 //
 // The public calls are thread-safe and do not block: they leave work in the inbox.
 
@@ -126,6 +127,7 @@ class DecodeScheduler final : public worker::WorkerControl, private BatchRunner:
 
   // BatchRunner::Listener.
   void OnSample(Branch& branch, const kernels::SampleResult& sample) override;
+  void OnNoToken(Branch& branch) override;
   void OnPreempted(Branch& branch) override;
 
   void Run();

@@ -32,6 +32,7 @@ struct RequestSpec {
   int32_t num_branches = 1;
   std::string cache_namespace;
   Clock::time_point deadline = Clock::time_point::max();
+  int32_t priority = 0;  // where memory runs out the lowest gives way
   bool local_prefill = false;
   kv_transfer::Epoch prefill_epoch;  // of the worker that will push; unused with local_prefill
 };
@@ -50,6 +51,7 @@ struct RequestUsage {
   int32_t cached_tokens = 0;    // prompt tokens this worker already had
   int32_t computed_tokens = 0;  // prompt tokens it computed itself
   int64_t output_tokens = 0;    // over all branches
+  int32_t preemptions = 0;      // of its branches, each computed again later
   uint64_t kv_bytes_received = 0;
   double wait_ms = 0;  // accepted .. blocks confirmed, or local prefill begun
 };

@@ -100,6 +100,7 @@ absl::StatusOr<RequestSpec> CheckRequest(const ferry::v1::DecodeRequest& request
   spec.sampling = worker::ToSamplingOptions(wire.sampling(), 0);
   spec.num_branches = static_cast<int32_t>(wire.sampling().n());
   spec.cache_namespace = wire.cache_namespace();
+  spec.priority = wire.priority();
   if (wire.deadline_ms() > 0) {  // 0: none but the RPC's own
     constexpr uint64_t kLongestMs = uint64_t{7} * 24 * 3600 * 1000;
     spec.deadline = Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(

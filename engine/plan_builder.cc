@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "model/step_plan.h"
 #include "status/check.h"
 #include "status/status_macros.h"
@@ -31,6 +32,12 @@ void IndexFullBlocks(Sequence& seq, int32_t num_written, int32_t block_size,
     }
     pool.Index(seq.blocks[i], seq.hashes[i], parent);
   }
+}
+
+absl::Status NoTokenError(int32_t num_tokens) {
+  return absl::InternalError(
+      absl::StrCat("the model's logits behind token ", num_tokens,
+                   " of prompt and output are no distribution: NaN, infinite, or none left"));
 }
 
 void AcceptToken(Sequence& seq, int64_t step_id, int32_t token) {

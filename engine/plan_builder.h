@@ -27,8 +27,10 @@ absl::Status GrowBlocks(Sequence& seq, int32_t num_tokens, int32_t block_size, B
 void IndexFullBlocks(Sequence& seq, int32_t num_written, int32_t block_size,
                      const block_hash::BlockHasher& hasher, BlockPool& pool);
 
-// Appends the token that step `step_id` sampled for `seq`.
+// Appends the token that step `step_id` sampled for `seq`.  REQUIRES: it is not kernels::kNoToken.
 void AcceptToken(Sequence& seq, int64_t step_id, int32_t token);
+// kInternal: the sample behind `num_tokens` tokens is kernels::kNoToken.
+absl::Status NoTokenError(int32_t num_tokens);
 
 // Gives back every block, and the state slot.  REQUIRES: no launched step still writes them.
 void ReleaseBlocks(Sequence& seq, BlockPool& pool);

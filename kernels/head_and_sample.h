@@ -14,6 +14,10 @@
 // Random number: philox.h, of the seed, the branch and the position of the sampled token in its
 // sequence; so a retry or a migration draws the same numbers, on every backend.
 // Log-probabilities are of the model's own distribution (temperature 1, before penalties).
+//
+// A sample whose logits are no distribution (one is NaN or +inf, or none is left to draw) gets
+// kNoToken and is counted nowhere; its sampled id is 0, so that a step that is launched already has
+// an input.  The other samples are not touched by it.
 
 #ifndef KERNELS_HEAD_AND_SAMPLE_H_
 #define KERNELS_HEAD_AND_SAMPLE_H_
@@ -65,8 +69,10 @@ struct PenaltyReset {
   int32_t output_len = 0;
 };
 
+inline constexpr int32_t kNoToken = -1;
+
 struct SampleResult {
-  int32_t token_id = 0;
+  int32_t token_id = 0;            // or kNoToken
   float logprob = 0;               // valid when num_logprobs >= 0
   int32_t top_ids[kMaxLogprobs] = {};
   float top_logprobs[kMaxLogprobs] = {};

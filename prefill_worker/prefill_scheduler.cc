@@ -238,6 +238,12 @@ void PrefillScheduler::OnCollected(Request& request) {
     metrics_->CountGeneratedTokens(request.num_branches);
   }
   if (request.verdict.has_value()) return MaybeFinish(request);
+  for (const FirstToken& token : request.first_tokens) {
+    if (token.sample.token_id != kernels::kNoToken) continue;
+    // Of this request alone: the engine is well.
+    return End(request,
+               status::WithReason(engine::NoTokenError(request.num_tokens()), status::kBadLogits));
+  }
   MaybeStartSend(request);
   if (request.send == nullptr) return;
   if (request.all_sampled()) {

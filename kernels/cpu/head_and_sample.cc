@@ -129,7 +129,11 @@ absl::Status SampleAll(ThreadPool& pool, const HeadAndSampleParams& params, cons
     return SampleToken(absl::MakeConstSpan(logits, params.vocab_size), params.samples[i],
                        HistoryOf(params, params.samples[i]), &params.results[i]);
   };
-  pool.ParallelFor(params.num_samples, [&](int64_t i) { work.failed[i] = !sample_one(i).ok(); });
+  pool.ParallelFor(params.num_samples, [&](int64_t i) {
+    const absl::Status status = sample_one(i);
+    if (absl::IsInternal(status)) params.results[i] = {.token_id = kNoToken};
+    work.failed[i] = !status.ok() && !absl::IsInternal(status);
+  });
   for (int32_t i = 0; i < params.num_samples; ++i) {
     if (work.failed[i] == 0) continue;
     const absl::Status status = sample_one(i);  // again, for its message
@@ -185,9 +189,10 @@ absl::Status HeadAndSample(ThreadPool& pool, const HeadAndSampleParams& params) 
 
   for (int32_t i = 0; i < params.num_samples; ++i) {
     const int32_t token = params.results[i].token_id;
-    params.sampled_ids[i] = token;
+    params.sampled_ids[i] = token == kNoToken ? 0 : token;
     const int64_t slot = params.samples[i].penalty_slot;
-    if (slot >= 0) ++params.penalties.output_counts[slot * params.vocab_size + token];
+    if (slot >= 0 && token != kNoToken)
+      ++params.penalties.output_counts[slot * params.vocab_size + token];
   }
   return absl::OkStatus();
 }

@@ -12,8 +12,7 @@
 namespace kernels::cpu {
 
 // REQUIRES: params.head was made by PackLinear (linear.h).
-// Errors: kInvalidArgument for impossible shapes or sampling parameters; kInternal, naming the row,
-// for logits that are not numbers or where no token is left: no counts are updated then.
+// Errors: kInvalidArgument for impossible shapes or sampling parameters: nothing is counted then.
 absl::Status HeadAndSample(ThreadPool& pool, const HeadAndSampleParams& params);
 
 // Enough for every call with at most so many samples and any number of logit rows.

@@ -27,7 +27,7 @@ struct TokenHistory {
 // logits [vocab].  Alternatives past the vocabulary's end get id -1 and -inf.
 //
 // Errors: kInvalidArgument for parameters outside their range (a temperature below 0, ...);
-// kInternal if a logit is NaN or +inf, or no token is left.  They name the value, the caller adds
+// kInternal if the logits are no distribution (kNoToken).  They name the value, the caller adds
 // which sample it was.
 absl::Status SampleToken(absl::Span<const float> logits, const SampleRow& sample,
                          const TokenHistory& history, SampleResult* result);

@@ -14,12 +14,6 @@ absl::Status FaultStatus(const Fault& fault) {
     case FaultKind::kNoBlock:
       return absl::InternalError(absl::StrCat("cuda: absorbed_decode: sequence ", fault.index,
                                               " has no block for position ", fault.value));
-    case FaultKind::kBadLogit:
-      return absl::InternalError(absl::StrCat("cuda: head_and_sample: sample ", fault.index,
-                                              ": a logit is NaN or infinite"));
-    case FaultKind::kNoToken:
-      return absl::InternalError(absl::StrCat("cuda: head_and_sample: sample ", fault.index,
-                                              ": banned tokens leave no token"));
     case FaultKind::kBadSample:
       return absl::InternalError(absl::StrCat("cuda: head_and_sample: sample ", fault.index,
                                               ": a sampling parameter is out of range"));

@@ -19,8 +19,6 @@ enum class FaultKind : int32_t {
   kNone = 0,
   kPosition,   // index: row, value: position outside the rope table
   kNoBlock,    // index: sequence, value: position without a block
-  kBadLogit,   // index: sample; a logit is NaN or +inf, or all are -inf
-  kNoToken,    // index: sample; banned tokens leave no token
   kBadSample,  // index: sample; a sampling parameter is out of range
 };
 

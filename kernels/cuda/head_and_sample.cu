@@ -78,9 +78,9 @@ __global__ void FinishKernel(HeadAndSampleParams params) {
   const int32_t i = static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= params.num_samples) return;
   const int32_t token = params.results[i].token_id;
-  params.sampled_ids[i] = token;
+  params.sampled_ids[i] = token == kNoToken ? 0 : token;
   const int64_t slot = params.samples[i].penalty_slot;
-  if (slot >= 0 && slot < params.penalties.num_slots) {
+  if (token != kNoToken && slot >= 0 && slot < params.penalties.num_slots) {
     atomicAdd(&params.penalties.output_counts[slot * params.vocab_size + token], 1);
   }
 }

@@ -326,12 +326,15 @@ __global__ void __launch_bounds__(kThreads)
   SampleResult* result = &params.results[index];
   if (threadIdx.x == 0) *result = SampleResult();
 
-  const auto give_up = [&](FaultKind kind) {
-    if (threadIdx.x == 0) NoteFault(fault, kind, index, sample.row);
+  if (!IsValid(sample) || sample.row < 0) {
+    if (threadIdx.x == 0) NoteFault(fault, FaultKind::kBadSample, index, sample.row);
+    return;
+  }
+  const auto give_up = [&] {
+    if (threadIdx.x == 0) result->token_id = kNoToken;
   };
-  if (!IsValid(sample) || sample.row < 0) return give_up(FaultKind::kBadSample);
   const LogitRange range = FindRange(raw, vocab_size, shared);
-  if (!range.all_valid || range.max == -INFINITY) return give_up(FaultKind::kBadLogit);
+  if (!range.all_valid || range.max == -INFINITY) return give_up();
 
   const float* logits = raw;
   float max = range.max;
@@ -339,7 +342,7 @@ __global__ void __launch_bounds__(kThreads)
     float* penalized = all_penalized + int64_t{index} * vocab_size;
     Penalize(params, sample, raw, penalized);
     const LogitRange changed = FindRange(penalized, vocab_size, shared);
-    if (!changed.all_valid || changed.max == -INFINITY) return give_up(FaultKind::kNoToken);
+    if (!changed.all_valid || changed.max == -INFINITY) return give_up();
     logits = penalized;
     max = changed.max;
   }

@@ -233,6 +233,7 @@ void RunHistory(SchedulerHarness& harness, uint64_t seed, int32_t num_requests,
                       : std::vector<int32_t>(shared.begin(), shared.begin() + length);
     RequestSpec spec = Spec(absl::StrCat("r", i), std::move(tokens), max_tokens);
     spec.num_branches = below(4) == 0 ? 1 + below(max_branches) : 1;
+    spec.priority = below(3) - 1;
     spec.sampling.temperature = below(2) == 0 ? 0.0f : 1.0f;
     spec.sampling.seed = random();
     if (below(2) == 0) spec.sampling.stop_token_ids = {below(50), below(50)};
@@ -281,6 +282,34 @@ TEST_F(DecodeSchedulerTest, TinyPoolPreemptsAndChangesNoText) {
   Start(config);
   for (uint64_t seed = 200; seed < 210; ++seed) RunHistory(*harness_, seed, 120, 6);
   EXPECT_GT(scheduler().snapshot().batch.preemptions, 50);
+}
+
+// The pool is too small for all three: the lowest priority gives its blocks back, however old it
+// is, and its text is as if it had not.
+TEST_F(DecodeSchedulerTest, TheLowestPriorityGivesWayAndItsTextIsTheSame) {
+  Config config;
+  config.options.growth_tokens = 0;
+  config.num_blocks = 7;
+  Start(config);
+  engine_->Hold();
+  std::vector<RequestSpec> specs;
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (const int32_t priority : {-1, 0, 5}) {  // the lowest is the oldest
+    RequestSpec spec = Spec(absl::StrCat("p", priority), RandomTokens(120, 10 + priority), 150);
+    spec.priority = priority;
+    spec.sampling.temperature = 1;
+    spec.sampling.seed = 3;
+    specs.push_back(spec);
+    sinks.push_back(Submit(spec));  // the first step waits meanwhile: all begin together
+  }
+  engine_->Go();
+  for (size_t i = 0; i < specs.size(); ++i) {
+    ASSERT_TRUE(sinks[i]->Wait().ok()) << i;
+    ExpectReference(specs[i], *sinks[i]);
+  }
+  EXPECT_GT(sinks[0]->usage().preemptions, 0);
+  EXPECT_EQ(sinks[2]->usage().preemptions, 0);
+  EXPECT_TRUE(harness_->WaitIdle());
 }
 
 TEST_F(DecodeSchedulerTest, SmallPlansLimitEveryKindOfRow) {
@@ -444,6 +473,37 @@ TEST_F(DecodeSchedulerTest, StopEndsEveryRequestOnce) {
     EXPECT_TRUE(status.ok() || status.code() == absl::StatusCode::kUnavailable) << status;
   }
   EXPECT_EQ(scheduler().snapshot().blocks.active, 0);
+}
+
+// One request's logits are no numbers: it alone fails, in the middle of its output or at its start.
+TEST_F(DecodeSchedulerTest, ARequestWithoutATokenFailsAloneAndTheOthersGoOn) {
+  for (const uint32_t position : {0u, 25u}) {
+    Config config;
+    config.engine.poison_seed = 13;
+    config.engine.poison_position = position;
+    Start(config);
+    std::vector<RequestSpec> specs;
+    std::vector<std::shared_ptr<RecordingSink>> sinks;
+    for (int i = 0; i < 4; ++i) {
+      RequestSpec spec = Spec(absl::StrCat("r", i), RandomTokens(20, i), 100);
+      spec.sampling.seed = i == 1 ? 13 : 1;
+      spec.num_branches = i == 2 ? 2 : 1;
+      specs.push_back(spec);
+      sinks.push_back(Submit(spec));
+    }
+    const absl::Status failed = sinks[1]->Wait();
+    EXPECT_EQ(failed.code(), absl::StatusCode::kInternal);
+    EXPECT_EQ(status::Reason(failed), status::kBadLogits);
+    EXPECT_THAT(std::string(failed.message()),
+                HasSubstr(absl::StrCat("logits behind token ", std::max(20u, position))));
+    EXPECT_EQ(sinks[1]->tokens().size(), position == 0 ? 0 : position - 20);
+    for (const int i : {0, 2, 3}) {
+      ASSERT_TRUE(sinks[i]->Wait().ok()) << i;
+      ExpectReference(specs[i], *sinks[i]);
+    }
+    EXPECT_TRUE(scheduler().health().ok());
+    EXPECT_TRUE(harness_->WaitIdle());
+  }
 }
 
 TEST_F(DecodeSchedulerTest, BrokenEngineEndsEverythingAsInternal) {

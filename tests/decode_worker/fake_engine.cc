@@ -216,6 +216,11 @@ class FakeEngineImpl final : public FakeEngine {
                   .penalties = slot == nullptr ? 0 : slot->digest(),
                   .banned = {sample.banned, static_cast<size_t>(sample.num_banned)}},
                  options_.vocab_size);
+      if (options_.poison_seed != 0 && sample.seed == options_.poison_seed &&
+          sample.position >= options_.poison_position) {
+        results[static_cast<size_t>(i)].token_id = kernels::kNoToken;
+        continue;  // the next step's input is token 0
+      }
       if (slot != nullptr) slot->AddOutput(token);
       results[static_cast<size_t>(i)].token_id = token;
       results[static_cast<size_t>(i)].logprob = -1.0f - static_cast<float>(token);

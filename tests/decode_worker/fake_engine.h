@@ -23,6 +23,8 @@ struct FakeEngineOptions {
   int32_t vocab_size = 50;
   int32_t max_model_len = 4096;
   int32_t num_penalty_slots = 8;
+  uint64_t poison_seed = 0;      // samples of this seed give no token; 0: of none
+  uint32_t poison_position = 0;  // from this position on
   model::StepLimits limits;
 };
 

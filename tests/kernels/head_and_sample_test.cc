@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -211,18 +212,26 @@ TEST_F(HeadAndSampleTest, CountsAreResetBeforeAndUpdatedAfter) {
   EXPECT_EQ(counts_[2 * kVocab + best], 78);
 }
 
-TEST_F(HeadAndSampleTest, ARowThatIsNoNumberIsNamedAndNothingIsCounted) {
-  hidden_[8 * kStride + 5] = std::numeric_limits<float>::quiet_NaN();
+TEST_F(HeadAndSampleTest, ARowThatIsNoNumberGetsNoTokenAndTheOthersTheirs) {
   std::vector<SampleRow> samples(3);
+  for (SampleRow& sample : samples) sample = {.row = 9, .temperature = 0, .penalty_slot = 0};
+  Run(pool_, Params(samples));
+  const int32_t token = results_[0].token_id;
+  std::fill(counts_.begin(), counts_.end(), 0);
+
+  hidden_[8 * kStride + 5] = std::numeric_limits<float>::quiet_NaN();
   samples[1].row = 8;
-  for (SampleRow& sample : samples) sample.penalty_slot = 0;
-  const absl::Status status = HeadAndSample(pool_, Params(samples));
-  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-  EXPECT_THAT(status.ToString(), HasSubstr("sample 1 of row 8: a logit is NaN"));
-  EXPECT_THAT(counts_, ::testing::Each(0));
+  Run(pool_, Params(samples));
+  EXPECT_EQ(results_[0].token_id, token);
+  EXPECT_EQ(results_[1].token_id, kNoToken);
+  EXPECT_EQ(results_[2].token_id, token);
+  EXPECT_THAT(sampled_ids_, ::testing::ElementsAre(token, 0, token));
+  EXPECT_EQ(counts_[token], 2);
+  EXPECT_EQ(std::accumulate(counts_.begin(), counts_.end(), 0), 2);
   // Poison in rows that nobody asked for does not matter.
   samples[1].row = 9;
   Run(pool_, Params(samples));
+  EXPECT_EQ(results_[1].token_id, token);
 }
 
 TEST_F(HeadAndSampleTest, RefusesWhatCannotBe) {

@@ -223,22 +223,18 @@ TEST_F(CudaHeadAndSampleTest, ATieGoesToTheLowerIdAlsoOfZeros) {
   EXPECT_EQ(outcome.results[0].top_ids[2], 2);
 }
 
-TEST_F(CudaHeadAndSampleTest, LogitsThatAreNotNumbersAreReported) {
-  hidden_[2 * kStride] = kNan;
+TEST_F(CudaHeadAndSampleTest, LogitsThatAreNotNumbersGiveNoTokenAndTheOthersTheirs) {
   std::vector<SampleRow> samples(3);
-  for (int32_t i = 0; i < 3; ++i) samples[i].row = i;
-  HeadAndSampleParams p = Params(samples, {}, {});
-  p.hidden = Upload(hidden_);
-  p.norm_weight = Upload(norm_weight_);
-  p.head = device_head_.get();
-  p.samples = Upload(samples);
-  p.penalties.output_counts = Upload(counts_);
-  p.penalties.in_prompt = Upload(in_prompt_);
-  p.results = Upload(std::vector<SampleResult>(3));
-  p.sampled_ids = Upload(std::vector<int32_t>(3));
-  p.workspace = Workspace(device_->HeadAndSampleWorkspaceBytes(3, kHidden, kVocab));
-  ASSERT_TRUE(device_->HeadAndSample({}, p).ok());
-  EXPECT_THAT(TakeFault(), HasSubstr("sample 2: a logit is NaN or infinite"));
+  for (int32_t i = 0; i < 3; ++i) samples[i] = {.row = i, .temperature = 0};
+  const Outcome well = RunOnDevice(samples);
+  hidden_[2 * kStride] = kNan;
+  const Outcome outcome = RunOnDevice(samples);
+  for (int32_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(outcome.results[i].token_id, well.results[i].token_id);
+    EXPECT_EQ(outcome.sampled_ids[i], well.sampled_ids[i]);
+  }
+  EXPECT_EQ(outcome.results[2].token_id, kNoToken);
+  EXPECT_EQ(outcome.sampled_ids[2], 0);
 }
 
 }  // namespace
