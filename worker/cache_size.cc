@@ -28,6 +28,11 @@ int64_t StateSlots(const WorkerOptions& options, int64_t block_bytes, int64_t sl
 
 absl::StatusOr<CacheSize> CacheSize::For(const WorkerOptions& options, int64_t block_bytes,
                                          int64_t state_slot_bytes) {
+  if (state_slot_bytes == 0 && options.num_state_slots > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--num_state_slots: ", options.num_state_slots,
+                     " is given, but this model keeps no state per sequence: leave the flag out"));
+  }
   int64_t slots = 0;  // usable ones
   int64_t every = 0;
   int64_t left_bytes = options.cache_bytes;
@@ -35,6 +40,11 @@ absl::StatusOr<CacheSize> CacheSize::For(const WorkerOptions& options, int64_t b
     every = options.snapshot_blocks > 0 ? options.snapshot_blocks
                                         : DivideUp(state_slot_bytes, block_bytes);
     slots = StateSlots(options, block_bytes, state_slot_bytes, every);
+    if (slots > kMostIds && options.num_blocks > 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--num_blocks: ", options.num_blocks, " blocks with a snapshot every ", every, " want ",
+          slots, " state slots, at most ", kMostIds, " are possible"));
+    }
     if (slots < 1 || slots > kMostIds) {
       return absl::InvalidArgumentError(absl::StrCat(
           "cache of ", options.cache_bytes, " bytes holds ", std::max<int64_t>(slots, 0),
@@ -43,6 +53,10 @@ absl::StatusOr<CacheSize> CacheSize::For(const WorkerOptions& options, int64_t b
     left_bytes -= (slots + 1) * state_slot_bytes;
   }
   const int64_t blocks = options.num_blocks > 0 ? options.num_blocks : left_bytes / block_bytes - 1;
+  if (options.num_blocks > kMostIds) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--num_blocks: ", options.num_blocks, " is more than ", kMostIds));
+  }
   if (blocks < 1 || blocks > kMostIds) {
     return absl::InvalidArgumentError(absl::StrCat(
         "cache of ", options.cache_bytes, " bytes holds ", std::max<int64_t>(blocks, 0),

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kv_transfer/ucx_transport.h"
 #include "service/startup.h"
 #include "status/status_macros.h"
@@ -21,9 +22,15 @@ std::string DirectoryName(const std::string& model_dir) {
 }  // namespace
 
 absl::Status MapCache(const CacheSize& size, WorkerRuntime& runtime) {
-  ASSIGN_OR_RETURN(engine::CacheMemory blocks,
-                   engine::CacheMemory::Map(size.num_blocks * runtime.block_bytes()));
-  runtime.token_blocks = std::make_unique<engine::CacheMemory>(std::move(blocks));
+  auto blocks = engine::CacheMemory::Map(size.num_blocks * runtime.block_bytes());
+  if (!blocks.ok()) {
+    const WorkerOptions& asked = runtime.options;
+    return absl::Status(blocks.status().code(),
+                        absl::StrCat(asked.num_blocks > 0 ? "--num_blocks: " : "--cache_bytes: ",
+                                     asked.num_blocks > 0 ? asked.num_blocks : asked.cache_bytes,
+                                     ": ", std::string(blocks.status().message())));
+  }
+  runtime.token_blocks = std::make_unique<engine::CacheMemory>(*std::move(blocks));
   absl::Span<std::byte> slot_bytes;
   if (size.num_state_slots > 0) {
     ASSIGN_OR_RETURN(engine::CacheMemory slots,

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 namespace worker {
 namespace {
 
@@ -44,6 +46,25 @@ TEST(CacheSizeTest, SlotsTakeWhatSequencesAndSnapshotsNeedButNotMoreThanHalf) {
     EXPECT_LE(size->num_blocks * kBlock + size->num_state_slots * slot, 1000 * kBlock);
     EXPECT_GE(size->num_blocks * kBlock, 499 * kBlock);
   }
+}
+
+TEST(CacheSizeTest, WhatCannotBeIsToldByItsFlag) {
+  WorkerOptions options = Options(10500);
+  options.num_blocks = std::numeric_limits<int32_t>::max();
+  EXPECT_EQ(CacheSize::For(options, kBlock, 0).status().message(),
+            "--num_blocks: 2147483647 is more than 2147483646");
+  options.num_blocks = 0;
+  options.num_state_slots = 7;
+  EXPECT_EQ(CacheSize::For(options, kBlock, 0).status().message(),
+            "--num_state_slots: 7 is given, but this model keeps no state per sequence: leave the "
+            "flag out");
+  options.num_blocks = std::numeric_limits<int32_t>::max() - 1;
+  options.num_state_slots = 0;
+  options.snapshot_blocks = 1;
+  EXPECT_EQ(
+      CacheSize::For(options, kBlock, kSlot).status().message(),
+      "--num_blocks: 2147483646 blocks with a snapshot every 1 want 2147483650 state slots, at "
+      "most 2147483646 are possible");
 }
 
 TEST(CacheSizeTest, FlagsWin) {
