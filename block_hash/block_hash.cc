@@ -43,12 +43,16 @@ std::string ToHex(const BlockHash& hash) {
 }
 
 std::string MakeNamespace(std::string_view model_id, std::string_view tokenizer_hash,
-                          std::string_view cache_salt) {
+                          std::string_view cache_salt, std::string_view tenant) {
   std::string out;
-  for (const std::string_view part : {model_id, tokenizer_hash, cache_salt}) {
+  const auto append = [&out](std::string_view part) {
     AppendLe32(static_cast<uint32_t>(part.size()), &out);
     out.append(part);
-  }
+  };
+  append(model_id);
+  append(tokenizer_hash);
+  append(cache_salt);
+  if (!tenant.empty()) append(tenant);
   return out;
 }
 

@@ -3,10 +3,11 @@
 //   h[-1] = H("ferry-kv/1" || namespace)                       the chain's root
 //   h[i]  = H(h[i-1] || le32 count || le32 token ...)          full blocks only
 //
-// H is XXH3-128 with the 192-byte secret that XXH3_generateSecret_fromSeed makes of `hash_seed`; its
-// bytes are in XXH128's canonical (big-endian) order.  A namespace is model id, tokenizer hash and
-// cache salt, each preceded by its length as le32.  What identity does *not* say is whether bytes are
-// interchangeable: that is the layout fingerprint (model/cache_spec.h).
+// H is XXH3-128 with the 192-byte secret that XXH3_generateSecret_fromSeed makes of `hash_seed`;
+// its bytes are in XXH128's canonical (big-endian) order.  A namespace is model id, tokenizer hash,
+// cache salt and, of a tenant, its name, each preceded by its length as le32.  What identity does
+// *not* say is whether bytes are interchangeable: that is the layout fingerprint
+// (model/cache_spec.h).
 //
 // Test vectors: tests/block_hash/block_hash_test.cc, made by an independent implementation.
 // Thread-safe: values and const objects only.
@@ -43,9 +44,10 @@ struct BlockHash {
 // Lower-case hex.
 std::string ToHex(const BlockHash& hash);
 
-// Joins the three parts with length prefixes, so that no two triples give the same namespace.
+// Joins the parts with length prefixes, so that no two requests of different parts have the same
+// namespace: no salt reaches the blocks of a tenant.  `tenant` "" is no part.
 std::string MakeNamespace(std::string_view model_id, std::string_view tokenizer_hash,
-                          std::string_view cache_salt);
+                          std::string_view cache_salt, std::string_view tenant);
 
 class BlockHasher final {
  public:

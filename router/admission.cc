@@ -1,80 +1,261 @@
 #include "router/admission.h"
 
 #include <algorithm>
+#include <queue>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "status/check.h"
 #include "status/grpc_status.h"
 
 namespace router {
+namespace {
+
+absl::Status Full(const std::string& message, const char* reason) {
+  return status::WithReason(absl::ResourceExhaustedError(message), reason);
+}
+
+}  // namespace
+
+const TenantLimits& AdmissionQueue::LimitsOf(const std::string& tenant) const {
+  const auto named = limits_.tenants.find(tenant);
+  return named != limits_.tenants.end() ? named->second : limits_.tenant;
+}
 
 absl::Status AdmissionQueue::Enter(Entry* entry) {
+  const auto tenant = tenants_.find(entry->tenant);
+  const int64_t queued = tenant == tenants_.end() ? 0 : tenant->second.queued;
+  const int64_t max_queued = LimitsOf(entry->tenant).max_queued;
+  if (max_queued > 0 && queued >= max_queued) {
+    return Full(absl::StrCat(entry->tenant.empty() ? "requests of no tenant"
+                                                   : absl::StrCat("tenant ", entry->tenant),
+                             ": ", queued, " requests wait, the limit is ", max_queued),
+                status::kTenantLimit);
+  }
   if (num_requests_ >= limits_.max_requests) {
-    return status::WithReason(absl::ResourceExhaustedError(absl::StrCat(
-                                  "queue is full: ", num_requests_, " requests wait, the limit is ",
-                                  limits_.max_requests)),
-                              status::kQueueFull);
+    return Full(absl::StrCat("queue is full: ", num_requests_, " requests wait, the limit is ",
+                             limits_.max_requests),
+                status::kQueueFull);
   }
   if (num_bytes_ + entry->bytes > limits_.max_bytes) {
-    return status::WithReason(absl::ResourceExhaustedError(absl::StrCat(
-                                  "queue is full: ", num_bytes_, " bytes wait, ", entry->bytes,
-                                  " more pass the limit of ", limits_.max_bytes)),
-                              status::kQueueFull);
+    return Full(absl::StrCat("queue is full: ", num_bytes_, " bytes wait, ", entry->bytes,
+                             " more pass the limit of ", limits_.max_bytes),
+                status::kQueueFull);
   }
   Return(entry);
   return absl::OkStatus();
 }
 
 void AdmissionQueue::Return(Entry* entry) {
-  const bool inserted = models_[entry->model].entries.emplace(KeyOf(*entry), entry).second;
+  Model& model = models_[entry->model];
+  const auto [it, is_new] = model.lanes.try_emplace(entry->tenant);
+  Lane& lane = it->second;
+  if (lane.entries.empty()) lane.served_tokens = std::max(lane.served_tokens, model.level);
+  const bool inserted = lane.entries.emplace(KeyOf(*entry), entry).second;
   FERRY_CHECK(inserted) << "arrival=" << entry->arrival;
+  entry->standing = Entry::Standing::kNew;
+  ++model.num_entries;
   ++num_requests_;
   num_bytes_ += entry->bytes;
+  tenants_[entry->tenant].queued += !entry->is_running;
+}
+
+AdmissionQueue::Entries::iterator AdmissionQueue::Remove(Model* model, Lane* lane,
+                                                         Entries::iterator it) {
+  const Entry& entry = *it->second;
+  --model->num_entries;
+  --num_requests_;
+  num_bytes_ -= entry.bytes;
+  tenants_[entry.tenant].queued -= !entry.is_running;
+  return lane->entries.erase(it);
+}
+
+void AdmissionQueue::Take(Model* model, Lane* lane, Entry* entry) {
+  model->level = std::max(model->level, lane->served_tokens);
+  lane->served_tokens += std::exchange(entry->tokens, 0);
+  if (!entry->is_running) ++tenants_[entry->tenant].running;
+  entry->is_running = true;
+}
+
+std::vector<AdmissionQueue::TenantUse> AdmissionQueue::UseByTenant() const {
+  std::vector<TenantUse> uses;
+  for (const auto& [name, limits] : limits_.tenants) {
+    const auto it = tenants_.find(name);
+    uses.push_back(it == tenants_.end() ? TenantUse() : it->second);
+    uses.back().name = name;
+  }
+  TenantUse other = {.name = "other"};
+  for (const auto& [name, use] : tenants_) {
+    if (limits_.tenants.contains(name)) continue;
+    other.running += use.running;
+    other.queued += use.queued;
+  }
+  uses.push_back(other);
+  return uses;
+}
+
+void AdmissionQueue::Forget(const std::string& tenant) {
+  const auto it = tenants_.find(tenant);
+  if (it->second.queued == 0 && it->second.running == 0) tenants_.erase(it);
 }
 
 bool AdmissionQueue::Leave(Entry* entry) {
   const auto model = models_.find(entry->model);
   if (model == models_.end()) return false;
-  Entries& entries = model->second.entries;
-  const auto it = entries.find(KeyOf(*entry));
-  if (it == entries.end() || it->second != entry) return false;
-  entries.erase(it);
-  if (entries.empty()) models_.erase(model);
-  --num_requests_;
-  num_bytes_ -= entry->bytes;
+  const auto lane = model->second.lanes.find(entry->tenant);
+  if (lane == model->second.lanes.end()) return false;
+  const auto it = lane->second.entries.find(KeyOf(*entry));
+  if (it == lane->second.entries.end() || it->second != entry) return false;
+  Remove(&model->second, &lane->second, it);
+  Forget(entry->tenant);
+  if (model->second.num_entries == 0) models_.erase(model);
   return true;
 }
 
+bool AdmissionQueue::Ended(Entry* entry) {
+  const bool was_in = Leave(entry);
+  if (std::exchange(entry->is_running, false)) {
+    --tenants_[entry->tenant].running;
+    Forget(entry->tenant);
+  }
+  return was_in;
+}
+
+bool AdmissionQueue::MayRun(const Entry& entry) const {
+  const int64_t max_running = LimitsOf(entry.tenant).max_running;
+  return entry.is_running || max_running == 0 || tenants_.at(entry.tenant).running < max_running;
+}
+
+// Goes through a model's entries in their order, from a place in each lane.
+class AdmissionQueue::Look {
+ public:
+  struct Cursor {
+    Lane* lane;
+    Entries::iterator it;
+    int64_t served;  // its tokens, had all that were looked at been taken
+  };
+
+  void Add(Lane* lane, Entries::iterator from) {
+    Push({.lane = lane, .it = from, .served = lane->served_tokens});
+  }
+  bool empty() const { return cursors_.empty(); }
+  Cursor Next() {
+    const Cursor next = cursors_.top();
+    cursors_.pop();
+    return next;
+  }
+  void Push(const Cursor& cursor) {
+    if (cursor.it != cursor.lane->entries.end()) cursors_.push(cursor);
+  }
+
+ private:
+  struct IsLater {
+    bool operator()(const Cursor& a, const Cursor& b) const {
+      return std::tie(a.served, a.it->first) > std::tie(b.served, b.it->first);
+    }
+  };
+  std::priority_queue<Cursor, std::vector<Cursor>, IsLater> cursors_;
+};
+
 void AdmissionQueue::ForEach(absl::Time now, const std::function<Visit(Entry*)>& visit) {
-  for (auto& [name, model] : models_) {
-    Entries& entries = model.entries;
+  for (auto& named : models_) {
+    Model& model = named.second;
     bool room = true;
-    // From `it` on; returns where it stopped.
-    const auto look = [&](Entries::iterator it) {
-      for (int skips = 0; it != entries.end() && skips < kMaxSkips / 2;) {
-        Entry* const entry = it->second;
-        const Visit result = entry->not_before > now ? Visit::kSkip : visit(entry);
-        if (result == Visit::kNoRoom) {
-          room = false;
-          break;
-        }
-        if (result == Visit::kSkip) {
-          skips += entry->not_before <= now;
-          ++it;
+    model.has_line = false;
+    // Where each lane was left.
+    std::vector<std::pair<Lane*, Entries::iterator>> stopped;
+    const auto look = [&](Look* look) {
+      stopped.clear();
+      for (int skips = 0; !look->empty();) {
+        Look::Cursor at = look->Next();
+        if (!room || skips >= kMaxSkips / 2) {
+          stopped.emplace_back(at.lane, at.it);
           continue;
         }
-        it = entries.erase(it);
-        --num_requests_;
-        num_bytes_ -= entry->bytes;
+        Entry* const entry = at.it->second;
+        if (!MayRun(*entry)) continue;  // nor may any behind it
+        const int64_t tokens = entry->tokens;
+        const bool is_due = entry->not_before <= now;
+        const Visit result = is_due ? visit(entry) : Visit::kSkip;
+        if (result == Visit::kNoRoom) {
+          room = false;
+          entry->standing = Entry::Standing::kInLine;
+          continue;
+        }
+        at.served += tokens;
+        if (result == Visit::kSkip || result == Visit::kAway) {
+          if (is_due) {
+            ++skips;
+            entry->standing =
+                result == Visit::kSkip ? Entry::Standing::kInLine : Entry::Standing::kAway;
+            model.has_line |= result == Visit::kSkip;
+          }
+          ++at.it;
+        } else {
+          at.it = Remove(&model, at.lane, at.it);
+          Take(&model, at.lane, entry);
+        }
+        look->Push(at);
       }
-      return it;
     };
-    const auto stopped = look(entries.begin());
-    if (!room || stopped == entries.end()) continue;
-    const auto last = look(entries.lower_bound(std::max(model.resume, stopped->first)));
-    model.resume = last == entries.end() ? Model().resume : last->first;
+    Look first;
+    for (auto& [tenant, lane] : model.lanes) first.Add(&lane, lane.entries.begin());
+    look(&first);
+    model.is_full = !room;
+    model.has_line |= !room;
+    if (!room || stopped.empty()) continue;
+    Look second;
+    for (const auto& [lane, it] : stopped) {
+      second.Add(lane, lane->has_resume
+                           ? lane->entries.lower_bound(std::max(lane->resume, it->first))
+                           : it);
+    }
+    for (auto& [tenant, lane] : model.lanes) lane.has_resume = false;
+    look(&second);
+    model.is_full = !room;
+    model.has_line |= !room;
+    for (const auto& [lane, it] : stopped) {
+      lane->has_resume = true;
+      lane->resume = it->first;
+    }
   }
-  absl::erase_if(models_, [](const auto& model) { return model.second.entries.empty(); });
+  absl::erase_if(models_, [](const auto& model) { return model.second.num_entries == 0; });
+  for (auto& named : models_) {
+    const int64_t level = named.second.level;
+    std::erase_if(named.second.lanes, [level](const auto& lane) {
+      return lane.second.entries.empty() && lane.second.served_tokens <= level;
+    });
+  }
+}
+
+int64_t AdmissionQueue::TokensBefore(const Entry& entry, bool waits_in_line) const {
+  const auto model = models_.find(entry.model);
+  if (model == models_.end() || !(model->second.is_full || waits_in_line)) return 0;
+  // Of those that the last look did not reach it is known only in a full house that they wait.
+  const auto waits = [&](const Entry& other) {
+    return other.standing == Entry::Standing::kInLine ||
+           (other.standing == Entry::Standing::kNew && model->second.is_full);
+  };
+  const Key key = KeyOf(entry);
+  const auto tokens_of = [&](const Lane& lane, bool own) {
+    int64_t tokens = 0;
+    for (const auto& [other, waiting] : lane.entries) {
+      if (own && other >= key) break;
+      if (waits(*waiting)) tokens += waiting->tokens;
+    }
+    return tokens;
+  };
+  const auto own = model->second.lanes.find(entry.tenant);
+  const int64_t before = own == model->second.lanes.end() ? 0 : tokens_of(own->second, true);
+  // While that and the request itself are served, each other tenant is served as much.
+  int64_t sum = before;
+  for (const auto& [tenant, lane] : model->second.lanes) {
+    if (tenant != entry.tenant) {
+      sum += std::min(tokens_of(lane, false), before + entry.tokens);
+    }
+  }
+  return sum;
 }
 
 }  // namespace router

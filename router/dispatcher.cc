@@ -1,49 +1,30 @@
 #include "router/dispatcher.h"
 
 #include <algorithm>
-#include <limits>
-
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "status/check.h"
-#include "status/grpc_status.h"
+#include <utility>
 
 namespace router {
 namespace {
 
 // How often the queue is looked at when nothing else wakes it: back-offs and the grace period end.
 constexpr absl::Duration kPumpInterval = absl::Milliseconds(50);
-// Sentences about workers in one error; with many workers they all say the same.
-constexpr size_t kMaxReasons = 3;
-
-std::string Joined(std::vector<std::string> sentences) {
-  const size_t more = sentences.size() - std::min(sentences.size(), kMaxReasons);
-  sentences.resize(sentences.size() - more);
-  if (more > 0) sentences.push_back(absl::StrCat(more, " more like these"));
-  return absl::StrJoin(sentences, "; ");
-}
 
 }  // namespace
 
 Dispatcher::Dispatcher(const Options& options, EventLoop* loop, WorkerRegistry* registry,
-                       PrefixIndex* index, LoadLedger* ledger, RouterMetrics* metrics)
+                       PrefixIndex* index, LoadLedger* ledger, CircuitBreakers* breakers,
+                       RouterMetrics* metrics)
     : options_(options),
       loop_(loop),
       registry_(registry),
       index_(index),
       ledger_(ledger),
+      breakers_(breakers),
       metrics_(metrics),
       hasher_(options.hash_seed),
       queue_(options.queue) {}
 
 Dispatcher::~Dispatcher() { loop_->CancelTimer(timer_); }
-
-absl::Status Dispatcher::Enter(Waiting* waiting) {
-  if (absl::Status status = queue_.Enter(&waiting->entry); !status.ok()) return status;
-  waiting_[&waiting->entry] = waiting;
-  SchedulePump();
-  return absl::OkStatus();
-}
 
 void Dispatcher::Return(Waiting* waiting) {
   queue_.Return(&waiting->entry);
@@ -57,6 +38,12 @@ void Dispatcher::Leave(Waiting* waiting) {
   if (!queue_.Leave(&waiting->entry)) return;
   waiting_.erase(&waiting->entry);
   SchedulePump();  // it may have stood in somebody's way
+}
+
+void Dispatcher::Ended(Waiting* waiting) {
+  queue_.Ended(&waiting->entry);
+  waiting_.erase(&waiting->entry);
+  SchedulePump();  // it may have stood in somebody's way, or had its tenant's last seat
 }
 
 void Dispatcher::Release(LoadLedger::ChargeId charge) {
@@ -89,20 +76,28 @@ Decision Dispatcher::Decide(Waiting* waiting, std::vector<WorkerView>* views, ab
   const RequestView view = request.view();
   absl::flat_hash_map<int32_t, std::vector<int32_t>> matches;  // by block size, then slot
   // First without the workers that have failed this request; then with them, after their back-off,
-  // where their role has nobody else; then with all of them after their back-off.
-  enum Pass { kNoneAvoided, kWhereNeeded, kAll };
+  // where their role has nobody else; then with all of them after their back-off.  Workers whose
+  // breaker is open come last, and only for a request that nobody else could ever serve.
+  enum Pass { kNoneAvoided, kWhereNeeded, kAll, kBroken };
+  const bool last_resort = IsLastResort(*waiting, now);
+  bool some_broken = false;
   bool some_avoided = false;
   bool some_backing_off = false;
   bool other_prefill = false;
   bool other_decode = false;
   Decision decision;
-  for (const Pass pass : {kNoneAvoided, kWhereNeeded, kAll}) {
+  for (const Pass pass : {kNoneAvoided, kWhereNeeded, kAll, kBroken}) {
+    if (pass == kBroken && !(some_broken && last_resort)) break;
     views->clear();
     int32_t held_view = -1;
     for (WorkerSlot slot = 0; slot < registry_->num_workers(); ++slot) {
       const WorkerLink& link = registry_->link(slot);
       const bool holds = slot == waiting->held_at;
       if (!registry_->Serves(link, *request.model) && !holds) continue;
+      if (!holds && !breakers_->Admits(slot, link.facts().epoch, now)) {
+        some_broken = true;
+        if (pass != kBroken) continue;
+      }
       const bool is_prefill = link.facts().role == LinkRole::kPrefill;
       bool& other = is_prefill ? other_prefill : other_decode;
       const auto avoided = waiting->avoid.find(std::pair(slot, link.facts().epoch));
@@ -134,58 +129,21 @@ Decision Dispatcher::Decide(Waiting* waiting, std::vector<WorkerView>* views, ab
         waiting->held_at >= 0
             ? ChooseDecodeForHeld(options_.policy, view, *views, held_view, blocked, &policy_state_)
             : Choose(options_.policy, view, *views, blocked, &policy_state_);
-    if (decision.feasibility == Feasibility::kNow || !some_avoided) return decision;
+    if (decision.feasibility == Feasibility::kNow) break;
+    if (!some_avoided && !(some_broken && last_resort)) break;
   }
-  *backing_off = some_backing_off && decision.feasibility == Feasibility::kNever;
+  const bool never = decision.feasibility == Feasibility::kNever;
+  *backing_off = some_backing_off && never;
+  waiting->only_broken_ = some_broken && never && !last_resort;
   return decision;
 }
 
-int64_t Dispatcher::LargestCache(const ModelAssets& model) const {
-  int64_t largest = 0;
-  for (WorkerSlot slot = 0; slot < registry_->num_workers(); ++slot) {
-    if (registry_->link(slot).state() == LinkState::kGone) continue;
-    const WorkerFacts& facts = registry_->link(slot).facts();
-    if (facts.epoch.empty()) return std::numeric_limits<int64_t>::max();
-    if (facts.model != model.name || facts.role == LinkRole::kPrefill) continue;
-    largest = std::max(largest, int64_t{facts.num_blocks} * facts.block_size);
+void Dispatcher::BeginAtBreakers(const Waiting& waiting, const Placement& placement,
+                                 absl::Time now) {
+  for (const WorkerSlot slot : {placement.prefill, placement.decode}) {
+    if (slot < 0 || slot == waiting.held_at) continue;
+    breakers_->Begin(slot, registry_->link(slot).facts().epoch, waiting.entry.arrival, now);
   }
-  return largest;
-}
-
-bool Dispatcher::MayBePlaceableYet(const Waiting& waiting, absl::Time now) const {
-  const int64_t largest = LargestCache(*waiting.request->model);
-  if (largest > 0 && static_cast<int64_t>(waiting.request->tokens.size()) >= largest) return false;
-  const absl::Duration wait = registry_->AllServe() ? options_.grace : options_.worker_wait;
-  return now - waiting.unplaceable_since_ < wait;
-}
-
-absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
-  const ModelAssets& model = *waiting.request->model;
-  const WorkerRegistry::Ready ready = registry_->ReadyWorkers(model);
-  const auto tokens = static_cast<int64_t>(waiting.request->tokens.size());
-  const int64_t largest = LargestCache(model);
-  if (largest > 0 && tokens >= largest) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "prompt has ", tokens, " tokens: the largest cache of a worker holds ", largest));
-  }
-  if (ready.decode == 0) {
-    std::vector<std::string> reasons = registry_->UnusedWorkers();
-    for (std::string& one : registry_->Unreachable()) reasons.push_back(std::move(one));
-    const std::vector<std::string> served = registry_->ReadyModels();
-    return absl::UnavailableError(absl::StrCat(
-        "no decode worker serves model ", model.name,
-        " now; models served now: ", served.empty() ? "none" : absl::StrJoin(served, ", "),
-        reasons.empty() ? "" : "; ", Joined(reasons)));
-  }
-  const std::vector<std::string> misfits = registry_->Misfits(model);
-  std::string message = absl::StrCat(
-      "no pair of workers can serve a prompt of ", tokens, " tokens for model ", model.name,
-      " now: ", ready.decode, " decode workers, ", ready.prefill, " that prefill any length");
-  if (misfits.empty()) return absl::UnavailableError(message);
-  absl::StrAppend(&message, "; ", Joined(misfits));
-  if (ready.prefill > 0) return absl::UnavailableError(message);
-  // Only a restart of a worker mends that.
-  return status::WithReason(absl::FailedPreconditionError(message), status::kIncompatible);
 }
 
 void Dispatcher::Pump() {
@@ -193,6 +151,7 @@ void Dispatcher::Pump() {
   std::vector<std::pair<Waiting*, Placement>> placed;
   std::vector<std::pair<Waiting*, absl::Status>> given_up;
   std::vector<WorkerView> views;
+  absl::flat_hash_map<std::string, int64_t> taken_tokens;  // by model
   queue_.ForEach(now, [&](AdmissionQueue::Entry* entry) {
     Waiting* const waiting = waiting_.at(entry);
     const absl::Time started = EventLoop::Now();
@@ -201,6 +160,12 @@ void Dispatcher::Pump() {
     metrics_->ObserveSelect(EventLoop::Now() - started);
     switch (decision.feasibility) {
       case Feasibility::kNow:
+        if (absl::Status late = CheckTtft(*waiting, decision.choice, views, now); !late.ok()) {
+          given_up.emplace_back(waiting, std::move(late));
+          waiting_.erase(entry);
+          return AdmissionQueue::Visit::kTaken;
+        }
+        taken_tokens[entry->model] += entry->tokens;
         placed.emplace_back(waiting, MakePlacement(
                                          waiting->request->view(), decision.choice, views,
                                          /*held=*/waiting->held_at >= 0,
@@ -208,6 +173,7 @@ void Dispatcher::Pump() {
                                            return absl::MakeConstSpan(Chain(waiting, block_size));
                                          },
                                          ledger_, index_, now));
+        BeginAtBreakers(*waiting, placed.back().second, now);
         waiting_.erase(entry);
         return AdmissionQueue::Visit::kTaken;
       case Feasibility::kLater:
@@ -222,13 +188,18 @@ void Dispatcher::Pump() {
     // be served: each is looked at in its turn.
     entry->not_before =
         now + kPumpInterval * (1 + queue_.num_requests() / AdmissionQueue::kMaxSkips);
-    if (backing_off) return AdmissionQueue::Visit::kSkip;
+    if (backing_off) return AdmissionQueue::Visit::kAway;
     waiting->unplaceable_since_ = std::min(waiting->unplaceable_since_, now);
-    if (MayBePlaceableYet(*waiting, now)) return AdmissionQueue::Visit::kSkip;
+    if (waiting->only_broken_ || MayBePlaceableYet(*waiting, now)) {
+      return AdmissionQueue::Visit::kAway;
+    }
     given_up.emplace_back(waiting, Unplaceable(*waiting));
     waiting_.erase(entry);
     return AdmissionQueue::Visit::kTaken;
   });
+  for (const auto& [model, tokens] : taken_tokens) {
+    estimates_[model].OnTaken(tokens, queue_.has_line(model), now);
+  }
   // Only now, because whoever is told may come back to the queue.
   for (const auto& [waiting, placement] : placed) waiting->OnPlaced(placement);
   for (const auto& [waiting, status] : given_up) waiting->OnUnplaceable(status);

@@ -141,6 +141,11 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
       if (!answered_) {
         context_->AddTrailingMetadata(tracing::kTraceparent, tracing::Traceparent(trace_));
       }
+      if (const absl::Duration delay = status::RetryAfter(final_status_);
+          delay > absl::ZeroDuration()) {
+        context_->AddTrailingMetadata("retry-after-ms",
+                                      absl::StrCat(absl::ToInt64Milliseconds(delay)));
+      }
       grpc::ServerWriteReactor<grpc::ByteBuffer>::Finish(status::ToGrpc(final_status_));
     }
   }

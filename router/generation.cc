@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "ferry/v1/inference.pb.h"
 #include "ferry/v1/worker.pb.h"
@@ -53,11 +54,14 @@ Generation::Generation(const GenerationContext& context, PreparedRequest request
       client_(std::move(client)),
       on_ended_(std::move(on_ended)) {
   Waiting::request = &prepared_;
+  const uint32_t n = prepared_.spec->sampling().n();
   entry.model = prepared_.model->name;
+  entry.tenant = prepared_.tenant;
   entry.priority = prepared_.priority;
   entry.arrival = arrival_number;
+  entry.since = prepared_.arrival;
+  entry.tokens = ExpectedTokens(prepared_.view());
   entry.bytes = prepared_.bytes;
-  const uint32_t n = prepared_.spec->sampling().n();
   for (uint32_t branch = 0; branch < n; ++branch) {
     branches_.push_back({.text = TextStream(prepared_.model->tokenizer.get(),
                                             {.stops = prepared_.stops,
@@ -87,7 +91,17 @@ void Generation::Start() {
         PhaseName(phase_), ", ", output_tokens_, " tokens generated",
         last_failure_.empty() ? "" : absl::StrCat("; the last failure: ", last_failure_))));
   });
-  if (absl::Status status = context_.dispatcher->Enter(this); !status.ok()) End(status);
+  if (absl::Status status = context_.dispatcher->Enter(this); !status.ok()) {
+    context_.metrics->CountRejected(absl::AsciiStrToLower(status::Reason(status)));
+    End(status);
+    return;
+  }
+  const absl::Duration max_ttft = context_.dispatcher->MaxTtft(*this);
+  if (max_ttft == absl::InfiniteDuration()) return;
+  ttft_timer_ = context_.loop->After(prepared_.arrival + max_ttft - queued_at_, [this] {
+    ttft_timer_ = 0;
+    OnUnplaceable(context_.dispatcher->TooLate(*this));
+  });
 }
 
 void Generation::OnClientGone() {
@@ -115,7 +129,8 @@ void Generation::OnUnplaceable(const absl::Status& status) {
     context_.dispatcher->Return(this);
     return;
   }
-  context_.metrics->CountRejected("no_worker");
+  const std::string reason = status::Reason(status);
+  context_.metrics->CountRejected(reason.empty() ? "no_worker" : absl::AsciiStrToLower(reason));
   End(status);
 }
 
@@ -134,6 +149,7 @@ void Generation::FillSpec(ferry::v1::RequestSpec* spec) const {
 
 void Generation::OnPlaced(const Placement& placement) {
   placement_ = placement;
+  context_.loop->CancelTimer(std::exchange(ttft_timer_, 0));
   ++attempt_;
   decode_accepted_ = false;
   prefill_accepted_ = held_at >= 0;
@@ -181,8 +197,9 @@ void Generation::OnDecodeAccepted() {
   context_.loop->CancelTimer(std::exchange(accept_timer_, 0));
   decode_accepted_ = true;
   context_.metrics->ObserveStage("dispatch", Since(placed_at_));
+  context_.ledger->Commit(placement_.decode_charge);
   if (placement_.local()) {
-    context_.ledger->Commit(placement_.decode_charge);
+    context_.ledger->Commit(placement_.decode_cache_charge);
     phase_ = Phase::kPrefilling;
   } else if (held_at >= 0) {
     PushHeldBlocks();
@@ -231,7 +248,7 @@ void Generation::OnPrefillAccepted() {
 void Generation::OnPrefillStarted() {
   prefill_started_at_ = EventLoop::Now();
   // Now the decode worker reserves: its reports will show the blocks.
-  context_.ledger->Commit(placement_.decode_charge);
+  context_.ledger->Commit(placement_.decode_cache_charge);
 }
 
 void Generation::OnPrefillHeld(const std::string& cause) {
@@ -257,7 +274,8 @@ void Generation::OnPrefillDone(const ferry::v1::PrefillDone& done) {
   prefill_done_at_ = EventLoop::Now();
   context_.loop->CancelTimer(std::exchange(accept_timer_, 0));
   context_.dispatcher->Release(std::exchange(placement_.prefill_charge, 0));
-  context_.ledger->Commit(placement_.decode_charge);
+  context_.ledger->Commit(placement_.decode_cache_charge);
+  context_.breakers->Completed(PrefillSlot(), prefill_epoch_, entry.arrival);
   context_.metrics->ObserveStage("prefill", Since(placed_at_));
   FinishIfSettled();
 }
@@ -265,12 +283,15 @@ void Generation::OnPrefillDone(const ferry::v1::PrefillDone& done) {
 void Generation::CloseDecode(const std::string& reason) {
   if (decode_leg_ != nullptr) decode_leg_->Close(reason);
   DestroySoon(context_.loop, std::move(decode_leg_));
+  context_.breakers->Left(placement_.decode, decode_epoch_, entry.arrival);
   context_.dispatcher->Release(std::exchange(placement_.decode_charge, 0));
+  context_.dispatcher->Release(std::exchange(placement_.decode_cache_charge, 0));
 }
 
 void Generation::ClosePrefill(const std::string& reason) {
   if (prefill_leg_ != nullptr) prefill_leg_->Close(reason);
   DestroySoon(context_.loop, std::move(prefill_leg_));
+  context_.breakers->Left(PrefillSlot(), prefill_epoch_, entry.arrival);
   context_.dispatcher->Release(std::exchange(placement_.prefill_charge, 0));
 }
 
@@ -280,10 +301,10 @@ void Generation::End(const absl::Status& status) {
   if (context_.spans != nullptr && prepared_.trace.sampled) ExportSpans(status);
   phase_ = Phase::kEnded;
   for (EventLoop::TimerId* timer :
-       {&deadline_timer_, &accept_timer_, &idle_timer_, &finish_timer_}) {
+       {&deadline_timer_, &ttft_timer_, &accept_timer_, &idle_timer_, &finish_timer_}) {
     context_.loop->CancelTimer(std::exchange(*timer, 0));
   }
-  context_.dispatcher->Leave(this);
+  context_.dispatcher->Ended(this);
   const std::string reason = status.ok() ? "done" : status::CodeName(status.code());
   CloseDecode(reason);
   ClosePrefill(reason);

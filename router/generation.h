@@ -61,6 +61,7 @@ struct GenerationContext {
   WorkerRegistry* registry = nullptr;
   Dispatcher* dispatcher = nullptr;
   LoadLedger* ledger = nullptr;
+  CircuitBreakers* breakers = nullptr;
   RouterMetrics* metrics = nullptr;
   tracing::SpanExporter* spans = nullptr;  // null: nobody wants them
   int32_t max_attempts = 10;
@@ -124,6 +125,8 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   // A try, or the hand-over of held blocks, has failed at `leg`.
   void FailTry(Leg leg, const absl::Status& error);
   void Avoid(Leg leg, absl::Duration back_off);
+  // Tells the breaker of the leg's worker.
+  void Blame(Leg leg);
   bool MayMigrate(const absl::Status& error) const;
   // Prepares everything but the streams for going on elsewhere.
   void Migrate();
@@ -141,6 +144,8 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   // generation_trace.cc
   std::string Traceparent() const;
   void ExportSpans(const absl::Status& status) const;
+  // Where the prompt is or was computed remotely; -1: nowhere.
+  WorkerSlot PrefillSlot() const { return held_at >= 0 ? held_at : placement_.prefill; }
   absl::Duration Since(absl::Time from) const { return EventLoop::Now() - from; }
   // First token .. last token.  REQUIRES: there is one.
   absl::Duration DecodeTime() const;
@@ -186,6 +191,7 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   absl::Time silent_since_;  // of the decode worker; the loop's AwakeNow
 
   EventLoop::TimerId deadline_timer_ = 0;
+  EventLoop::TimerId ttft_timer_ = 0;  // until it goes to a worker
   EventLoop::TimerId accept_timer_ = 0;
   EventLoop::TimerId idle_timer_ = 0;
   EventLoop::TimerId finish_timer_ = 0;

@@ -18,8 +18,7 @@ void Generation::OnWorkerLost(WorkerSlot slot, const std::string& epoch,
   if (decode_leg_ != nullptr && placement_.decode == slot && decode_epoch_ == epoch) {
     FailTry(Leg::kDecode, cause);
   }
-  const WorkerSlot prefill = held_at >= 0 ? held_at : placement_.prefill;
-  if (prefill_leg_ != nullptr && prefill == slot && prefill_epoch_ == epoch) {
+  if (prefill_leg_ != nullptr && PrefillSlot() == slot && prefill_epoch_ == epoch) {
     FailTry(Leg::kPrefill, cause);
   }
 }
@@ -41,6 +40,15 @@ void Generation::Avoid(Leg leg, absl::Duration back_off) {
   }
 }
 
+void Generation::Blame(Leg leg) {
+  const WorkerSlot slot = leg == Leg::kDecode ? placement_.decode : PrefillSlot();
+  const std::string& epoch = leg == Leg::kDecode ? decode_epoch_ : prefill_epoch_;
+  const std::string& address = leg == Leg::kDecode ? decode_address_ : prefill_address_;
+  if (!context_.breakers->Failed(slot, epoch, entry.arrival, placed_at_, EventLoop::Now())) return;
+  spdlog::warn("worker={} breaker=open", address);
+  context_.metrics->CountBreakerOpened(address);
+}
+
 void Generation::FailTry(Leg leg, const absl::Status& error) {
   if (phase_ == Phase::kEnded) return;
   if (phase_ == Phase::kFinishing) {
@@ -49,6 +57,14 @@ void Generation::FailTry(Leg leg, const absl::Status& error) {
     if (leg == Leg::kPrefill) ClosePrefill("failed");
     FinishIfSettled();
     return;
+  }
+  // Neither side can tell whose fault a broken transfer or a missing peer is.
+  const bool may_be_the_other = absl::IsAborted(error) || absl::IsNotFound(error) ||
+                                (leg == Leg::kPrefill && absl::IsUnavailable(error));
+  const Leg other = leg == Leg::kDecode ? Leg::kPrefill : Leg::kDecode;
+  if (BlamesWorker(error)) {
+    Blame(leg);
+    if (absl::IsAborted(error)) Blame(other);
   }
   const bool is_decoding = phase_ == Phase::kDecoding;
   if (is_decoding && leg == Leg::kPrefill) {
@@ -81,11 +97,7 @@ void Generation::FailTry(Leg leg, const absl::Status& error) {
   context_.loop->CancelTimer(std::exchange(accept_timer_, 0));
   if (!misfit) {
     Avoid(leg, verdict.same_worker_back_off);
-    // Neither side can tell whose fault a broken transfer or a missing peer is.
-    if (absl::IsAborted(error) || absl::IsNotFound(error) ||
-        (leg == Leg::kPrefill && absl::IsUnavailable(error))) {
-      Avoid(leg == Leg::kDecode ? Leg::kPrefill : Leg::kDecode, verdict.same_worker_back_off);
-    }
+    if (may_be_the_other) Avoid(other, verdict.same_worker_back_off);
   }
   prefill_done_.reset();
   decode_done_.reset();

@@ -63,8 +63,10 @@ void Generation::OnDecodeTokens(const ferry::v1::DecodeTokens& tokens) {
   if (phase_ != Phase::kDecoding) {
     if (first_token_at_ == absl::InfinitePast()) first_token_at_ = now;
     phase_ = Phase::kDecoding;
-    context_.ledger->Commit(placement_.decode_charge);
+    context_.ledger->Commit(placement_.decode_cache_charge);
+    context_.breakers->Answered(placement_.decode, decode_epoch_, entry.arrival);
     context_.metrics->ObserveStage("first_token", now - placed_at_);
+    if (attempt_ == 1) context_.dispatcher->OnFirstToken(*this, placement_, now - placed_at_);
     if (placement_.predicted_ttft_ms > 0) {
       context_.metrics->ObservePredictedTtftRatio(Milliseconds(now - placed_at_) /
                                                   placement_.predicted_ttft_ms);
@@ -170,6 +172,7 @@ void Generation::WatchIdle() {
 
 void Generation::OutputComplete() {
   phase_ = Phase::kFinishing;
+  context_.breakers->Completed(placement_.decode, decode_epoch_, entry.arrival);
   const bool worker_is_done = std::all_of(branches_.begin(), branches_.end(),
                                           [](const Branch& b) { return b.ended_by_worker; });
   if (worker_is_done) {

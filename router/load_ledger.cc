@@ -36,10 +36,16 @@ LoadLedger::Worker& LoadLedger::WorkerAt(WorkerSlot slot) {
 LoadLedger::ChargeId LoadLedger::Charge(WorkerSlot slot, const Load& load, absl::Time now) {
   Worker& worker = WorkerAt(slot);
   worker.load += load;
-  worker.recent = recent_assignments(slot, now) + 1;
-  worker.recent_at = now;
+  if (load.requests > 0) {
+    worker.recent = recent_assignments(slot, now) + 1;
+    worker.recent_at = now;
+  }
   const ChargeId id = next_id_++;
-  charges_[id] = {.slot = slot, .load = load};
+  charges_[id] = {.slot = slot,
+                  .load = load,
+                  .shown = {.prefill_tokens = load.prefill_tokens,
+                            .requests = load.requests,
+                            .kv_blocks = load.kv_blocks}};
   return id;
 }
 
@@ -53,22 +59,25 @@ void LoadLedger::Commit(ChargeId id) {
 void LoadLedger::Release(ChargeId id) {
   const auto it = charges_.find(id);
   if (it == charges_.end()) return;
-  Worker& worker = workers_[it->second.slot];
-  worker.load -= it->second.load;
+  const Entry& entry = it->second;
+  Worker& worker = workers_[entry.slot];
+  worker.load -= entry.load;
+  if (entry.reports_until_visible >= 0 && entry.reports_until_visible < kReportsUntilVisible) {
+    worker.load -= entry.shown;
+    worker.credits += entry.shown;
+  }
   std::erase(worker.committed, id);
   charges_.erase(it);
 }
 
 void LoadLedger::OnReport(WorkerSlot slot) {
   Worker& worker = WorkerAt(slot);
+  worker.load += std::exchange(worker.credits, Load());
   std::erase_if(worker.committed, [&](ChargeId id) {
     Entry& entry = charges_.at(id);
     if (--entry.reports_until_visible > 0) return false;
-    const Load visible = {.prefill_tokens = entry.load.prefill_tokens,
-                          .requests = entry.load.requests,
-                          .kv_blocks = entry.load.kv_blocks};
-    worker.load -= visible;
-    entry.load -= visible;
+    worker.load -= entry.shown;
+    entry.load -= entry.shown;
     return true;
   });
 }

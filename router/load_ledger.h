@@ -1,6 +1,8 @@
 // LoadLedger: the load that this router has put on workers and that their reports may not show yet.
 // A decision charges its workers at once, so that the next decision sees it ("select and charge");
-// the sum of reported and uncommitted load is what the policy looks at, never one of them.
+// the sum of reported and uncommitted load is what the policy looks at, never one of them.  What a
+// report shows of a request that has ended since is credited until the next report, so that a
+// worker does not look busy with what it has done.
 //
 // Owned by the loop's thread.
 
@@ -35,11 +37,12 @@ class LoadLedger final {
   // The worker has what was charged: two reports from now its own numbers contain it (the next one
   // may have been written before).  Growth stays until Release.
   void Commit(ChargeId id);
-  // Takes the rest of the charge back.  0 and unknown ids are ignored.
+  // Takes the rest of the charge back, and what the last report shows of it.  0 and unknown ids are
+  // ignored.
   void Release(ChargeId id);
   void OnReport(WorkerSlot slot);
 
-  // What the worker's reports do not show.
+  // What the worker's reports do not show; negative where they show what is over.
   Load uncommitted(WorkerSlot slot) const;
   // Requests sent to the worker lately, each counting e^(-age / 2 s): breaks ties when a client
   // that sends one request at a time sees no load anywhere.
@@ -50,10 +53,12 @@ class LoadLedger final {
   struct Entry {
     WorkerSlot slot = 0;
     Load load;
+    Load shown;                      // what reports show of it, once they do
     int reports_until_visible = -1;  // -1: not committed
   };
   struct Worker {
     Load load;
+    Load credits;  // in `load`, until the next report
     double recent = 0;
     absl::Time recent_at = absl::InfinitePast();
     std::vector<ChargeId> committed;  // waiting for reports

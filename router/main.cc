@@ -78,6 +78,17 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
       ->check(service::Unsigned64());
   add("--max_queue", options->max_queue, "requests that may wait for a worker");
   add("--max_queue_bytes", options->max_queue_bytes, "memory of the requests that wait");
+  add("--tenant_max_running", options->tenant_max_running,
+      "requests of one tenant at workers at a time; the others wait; 0: any number");
+  add("--tenant_max_queued", options->tenant_max_queued,
+      "requests of one tenant that may wait for a worker; 0: any number");
+  add("--tenant_limit", options->tenant_limits,
+      "NAME=RUNNING:QUEUED, these limits of one tenant; repeatable")
+      ->delimiter(',');
+  add("--kv_watermark", options->kv_watermark,
+      "share of a decode worker's cache, foreseen output counted, beyond which it takes no more");
+  add("--breaker_failures", options->breaker_failures,
+      "failures of a worker in a row that keep requests from it for a while; 0: any number");
   add("--max_attempts", options->max_attempts,
       "tries of a request that may end with their worker or in an error, the first included; a "
       "worker that is full, drains or cannot be reached costs none");
@@ -108,6 +119,13 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
                           "away");
   service::AddSecondsFlag(app, "--dns_refresh_s", &options->dns_refresh,
                           "period of look-ups of the names in --workers");
+  service::AddSecondsFlag(app, "--breaker_open_s", &options->breaker_open,
+                          "for how long; then one request tries the worker");
+  service::AddSecondsFlag(app, "--priority_ageing_s", &options->priority_ageing,
+                          "waiting for so long is worth one level of priority");
+  service::AddSecondsFlag(app, "--max_ttft_s", &options->max_ttft,
+                          "a request is refused, with a time to come back, when its first token is "
+                          "foreseen later than this, unless it states its own max_ttft_ms; 0: any");
   service::AddSecondsFlag(app, "--drain_limit_s", &options->drain_limit,
                           "how long running requests may go on after SIGTERM");
 }

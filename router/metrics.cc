@@ -53,6 +53,8 @@ class PrometheusMetrics final : public RouterMetrics {
         migrations_(Counters(r, "ferry_router_migrations_total",
                              "Outputs that had begun and went on at another decode worker")
                         .Add({})),
+        breaker_opened_(Counters(r, "ferry_router_breaker_opened_total",
+                                 "Times that a worker's failures kept requests from it")),
         cancelled_(Counters(r, "ferry_router_cancelled_total", "Requests cancelled by the client")),
         decisions_(Counters(r, "ferry_router_disagg_decisions_total",
                             "Where prompts are computed, and why")),
@@ -100,6 +102,10 @@ class PrometheusMetrics final : public RouterMetrics {
                      "Spans of requests that the collector did not take, or not soon enough")
                 .Add({})),
         worker_state_(Gauges(r, "ferry_router_worker_state", "1 for the state a worker is in")),
+        breaker_state_(
+            Gauges(r, "ferry_router_breaker_state", "1 for the state of a worker's breaker")),
+        tenant_requests_(Gauges(r, "ferry_router_tenant_requests",
+                                "Requests by tenant that has limits of its own")),
         config_(Gauges(r, "ferry_config_seconds", "Configured times")) {}
 
   void RequestEnded(const Ended& ended) override {
@@ -128,6 +134,9 @@ class PrometheusMetrics final : public RouterMetrics {
     retries_.Add({{"cause", cause}}).Increment();
   }
   void CountMigration() override { migrations_.Increment(); }
+  void CountBreakerOpened(const std::string& worker) override {
+    breaker_opened_.Add({{"worker", worker}}).Increment();
+  }
   void CountCancelled(const std::string& phase) override {
     cancelled_.Add({{"phase", phase}}).Increment();
   }
@@ -151,29 +160,48 @@ class PrometheusMetrics final : public RouterMetrics {
   }
   void SetWorkerState(const std::string& worker, const std::string& role,
                       const std::string& state) override {
-    std::lock_guard lock(mutex_);
-    Gauge* const gauge = &worker_state_.Add({{"worker", worker}, {"role", role}, {"state", state}});
-    Gauge*& current = current_state_[worker];
-    if (current != nullptr && current != gauge) worker_state_.Remove(current);
-    current = gauge;
-    gauge->Set(1);
+    ShowState(&worker_state_, worker, {{"worker", worker}, {"role", role}, {"state", state}});
+  }
+  void SetBreakerState(const std::string& worker, const std::string& state) override {
+    ShowState(&breaker_state_, worker, {{"worker", worker}, {"state", state}});
+  }
+  void SetTenant(const std::string& tenant, int64_t running, int64_t queued) override {
+    tenant_requests_.Add({{"tenant", tenant}, {"state", "running"}})
+        .Set(static_cast<double>(running));
+    tenant_requests_.Add({{"tenant", tenant}, {"state", "queued"}})
+        .Set(static_cast<double>(queued));
   }
   void ForgetWorker(const std::string& worker) override {
     std::lock_guard lock(mutex_);
-    const auto it = current_state_.find(worker);
-    if (it == current_state_.end()) return;
-    worker_state_.Remove(it->second);
-    current_state_.erase(it);
+    for (Family<Gauge>* family : {&worker_state_, &breaker_state_}) {
+      const auto it = current_state_.find({family, worker});
+      if (it == current_state_.end()) continue;
+      family->Remove(it->second);
+      current_state_.erase(it);
+    }
+    breaker_opened_.Remove(&breaker_opened_.Add({{"worker", worker}}));
   }
   void SetConfigSeconds(const std::string& name, absl::Duration value) override {
     config_.Add({{"name", name}}).Set(absl::ToDoubleSeconds(value));
   }
 
  private:
+  // 1 for the state that `labels` name; the one that the worker had before disappears.
+  void ShowState(Family<Gauge>* family, const std::string& worker,
+                 const prometheus::Labels& labels) {
+    std::lock_guard lock(mutex_);
+    Gauge* const gauge = &family->Add(labels);
+    Gauge*& current = current_state_[{family, worker}];
+    if (current != nullptr && current != gauge) family->Remove(current);
+    current = gauge;
+    gauge->Set(1);
+  }
+
   Family<Counter>& requests_;
   Family<Counter>& rejected_;
   Family<Counter>& retries_;
   Counter& migrations_;
+  Family<Counter>& breaker_opened_;
   Family<Counter>& cancelled_;
   Family<Counter>& decisions_;
   Counter& prompt_tokens_;
@@ -198,9 +226,11 @@ class PrometheusMetrics final : public RouterMetrics {
   Counter& spans_exported_;
   Counter& spans_dropped_;
   Family<Gauge>& worker_state_;
+  Family<Gauge>& breaker_state_;
+  Family<Gauge>& tenant_requests_;
   Family<Gauge>& config_;
   std::mutex mutex_;  // guards current_state_
-  std::map<std::string, Gauge*> current_state_;
+  std::map<std::pair<Family<Gauge>*, std::string>, Gauge*> current_state_;
 };
 
 }  // namespace

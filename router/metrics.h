@@ -45,6 +45,7 @@ class RouterMetrics {
   virtual void CountRejected(const std::string& reason) = 0;
   virtual void CountRetry(const std::string& cause) = 0;
   virtual void CountMigration() = 0;
+  virtual void CountBreakerOpened(const std::string& worker) = 0;
   virtual void CountCancelled(const std::string& phase) = 0;
 
   // Gauges, written by a timer.
@@ -66,6 +67,9 @@ class RouterMetrics {
                               const std::string& state) = 0;
   // It has been removed: nothing is said of it any more.
   virtual void ForgetWorker(const std::string& worker) = 0;
+  virtual void SetBreakerState(const std::string& worker, const std::string& state) = 0;
+  // `tenant`: one with limits of its own, or "other" for all others together.
+  virtual void SetTenant(const std::string& tenant, int64_t running, int64_t queued) = 0;
   virtual void SetConfigSeconds(const std::string& name, absl::Duration value) = 0;
 };
 

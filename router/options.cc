@@ -1,10 +1,13 @@
 #include "router/options.h"
 
 #include <set>
+#include <string_view>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "router/worker_name.h"
 #include "service/listen_address.h"
 
@@ -54,16 +57,55 @@ absl::Status RouterOptions::Validate() const {
           " is not between 0 and 1");
   require(tls.cert_file.empty() == tls.key_file.empty(),
           "--tls_cert and --tls_key must be given together");
-  for (const auto& [flag, duration] :
-       {std::pair{"--default_deadline_s", default_deadline},
-        std::pair{"--stream_idle_s", stream_idle}, std::pair{"--heartbeat_s", heartbeat},
-        std::pair{"--worker_wait_s", worker_wait}, std::pair{"--drain_limit_s", drain_limit},
-        std::pair{"--dns_refresh_s", dns_refresh}}) {
-    require(duration > absl::ZeroDuration(), flag, ": ", absl::FormatDuration(duration),
-            " is not positive");
+  require(tenant_max_running >= 0, "--tenant_max_running: ", tenant_max_running, " is negative");
+  require(tenant_max_queued >= 0, "--tenant_max_queued: ", tenant_max_queued, " is negative");
+  const auto tenants = ParseTenantLimits(tenant_limits);
+  require(tenants.ok(), std::string(tenants.status().message()));
+  require(kv_watermark > 0 && kv_watermark <= 1, "--kv_watermark: ", kv_watermark,
+          " is not above 0 and at most 1");
+  require(breaker_failures >= 0, "--breaker_failures: ", breaker_failures, " is negative");
+  for (const auto& [name, duration] : durations()) {
+    const bool may_be_zero = std::string_view(name) == "max_ttft";
+    require(may_be_zero ? duration >= absl::ZeroDuration() : duration > absl::ZeroDuration(), "--",
+            name, "_s: ", absl::FormatDuration(duration),
+            may_be_zero ? " is negative" : " is not positive");
   }
   if (problems.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrJoin(problems, "; "));
+}
+
+std::vector<std::pair<const char*, absl::Duration>> RouterOptions::durations() const {
+  return {{"default_deadline", default_deadline},
+          {"stream_idle", stream_idle},
+          {"heartbeat", heartbeat},
+          {"worker_wait", worker_wait},
+          {"drain_limit", drain_limit},
+          {"breaker_open", breaker_open},
+          {"priority_ageing", priority_ageing},
+          {"dns_refresh", dns_refresh},
+          {"max_ttft", max_ttft}};
+}
+
+absl::StatusOr<std::map<std::string, TenantLimits>> ParseTenantLimits(
+    const std::vector<std::string>& items) {
+  std::map<std::string, TenantLimits> limits;
+  for (const std::string& item : items) {
+    const std::pair<std::string, std::string> named = absl::StrSplit(item, absl::MaxSplits('=', 1));
+    const std::vector<std::string> numbers = absl::StrSplit(named.second, ':');
+    TenantLimits one;
+    if (named.first.empty() || numbers.size() != 2 ||
+        !absl::SimpleAtoi(numbers[0], &one.max_running) ||
+        !absl::SimpleAtoi(numbers[1], &one.max_queued) || one.max_running < 0 ||
+        one.max_queued < 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--tenant_limit: \"", item, "\" is not NAME=RUNNING:QUEUED with numbers of 0 or more"));
+    }
+    if (!limits.emplace(named.first, one).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--tenant_limit: ", named.first, " is named twice"));
+    }
+  }
+  return limits;
 }
 
 }  // namespace router

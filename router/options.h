@@ -4,11 +4,15 @@
 #define ROUTER_OPTIONS_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "router/admission.h"
 #include "service/grpc_server.h"
 #include "service/process.h"
 
@@ -28,6 +32,11 @@ struct RouterOptions {
   uint64_t hash_seed = 0;                 // --hash_seed
   int32_t max_queue = 4096;               // --max_queue requests waiting for a worker
   int64_t max_queue_bytes = int64_t{1} << 30;  // --max_queue_bytes
+  int64_t tenant_max_running = 0;  // --tenant_max_running of each tenant not named below; 0: any
+  int64_t tenant_max_queued = 0;   // --tenant_max_queued
+  std::vector<std::string> tenant_limits;  // --tenant_limit NAME=RUNNING:QUEUED, repeatable
+  double kv_watermark = 0.95;              // --kv_watermark: share of a decode worker's cache
+  int32_t breaker_failures = 3;            // --breaker_failures in a row; 0: no breakers
   int32_t max_attempts = 10;   // --max_attempts that may end with their worker, the first included
   int32_t max_migrations = 1;  // --max_migrations of an output that has begun; 0: none
   int32_t local_prefill_tokens =
@@ -35,17 +44,28 @@ struct RouterOptions {
   absl::Duration default_deadline = absl::Seconds(600);  // --default_deadline_s
   absl::Duration stream_idle = absl::Seconds(30);        // --stream_idle_s
   absl::Duration heartbeat = absl::Seconds(1);           // --heartbeat_s; 5 missed: dead
-  absl::Duration worker_wait = absl::Seconds(30);   // --worker_wait_s for a worker that is away
-  absl::Duration drain_limit = absl::Seconds(120);  // --drain_limit_s
-  absl::Duration dns_refresh = absl::Seconds(5);    // --dns_refresh_s: names in --workers
+  absl::Duration worker_wait = absl::Seconds(30);     // --worker_wait_s for a worker that is away
+  absl::Duration drain_limit = absl::Seconds(120);    // --drain_limit_s
+  absl::Duration breaker_open = absl::Seconds(5);     // --breaker_open_s
+  absl::Duration priority_ageing = absl::Seconds(5);  // --priority_ageing_s
+  absl::Duration max_ttft;                            // --max_ttft_s; 0: any
+  absl::Duration dns_refresh = absl::Seconds(5);      // --dns_refresh_s: names in --workers
   std::string otlp_endpoint;  // --otlp_endpoint that spans go to; empty: nowhere
   double trace_ratio = 1;     // --trace_ratio of requests without a trace that are sampled
   service::TlsOptions tls;
   service::LogOptions log;
 
+  // The times above by name; every one is exported as a gauge ferry_config_seconds{name=...}.
+  std::vector<std::pair<const char*, absl::Duration>> durations() const;
+
   // Every problem at once, in one status.
   absl::Status Validate() const;
 };
+
+// NAME=RUNNING:QUEUED, ...; a number of 0 is no limit.
+// Errors: kInvalidArgument naming the item.
+absl::StatusOr<std::map<std::string, TenantLimits>> ParseTenantLimits(
+    const std::vector<std::string>& items);
 
 }  // namespace router
 

@@ -16,15 +16,14 @@ Placement MakePlacement(const RequestView& request, const Choice& choice,
                          .reason = choice.reason,
                          .predicted_ttft_ms = choice.predicted_ttft_ms,
                          .cached_tokens = computes.cached_tokens};
-  LoadLedger::Load decode_load = {.requests = 1,
-                                  .kv_blocks = BlocksFor(request.prompt_tokens, decode.block_size),
-                                  .growth_blocks = GrowthBlocks(request, decode.block_size)};
+  LoadLedger::Load cache_load = {.kv_blocks = BlocksFor(request.prompt_tokens, decode.block_size),
+                                 .growth_blocks = GrowthBlocks(request, decode.block_size)};
   const int64_t to_compute = request.prompt_tokens - computes.cached_tokens;
   // Whoever computes the prompt will have its blocks when the next request's turn comes.  Not so a
   // decode worker that waits for them: until they arrive it would have to compute all of the next
   // prompt.
   if (placement.local()) {
-    decode_load.prefill_tokens = to_compute;
+    cache_load.prefill_tokens = to_compute;
   } else if (!held) {
     placement.prefill_charge =
         ledger->Charge(placement.prefill, {.prefill_tokens = to_compute, .requests = 1}, now);
@@ -33,7 +32,8 @@ Placement MakePlacement(const RequestView& request, const Choice& choice,
     index->Predict(computes.slot, chain(computes.block_size),
                    ReusableBlocks(request, computes.block_size), now);
   }
-  placement.decode_charge = ledger->Charge(placement.decode, decode_load, now);
+  placement.decode_charge = ledger->Charge(placement.decode, {.requests = request.branches}, now);
+  placement.decode_cache_charge = ledger->Charge(placement.decode, cache_load, now);
   return placement;
 }
 

@@ -25,8 +25,10 @@ struct Placement {
   RouteReason reason = RouteReason::kRemote;
   double predicted_ttft_ms = 0;
   int32_t cached_tokens = 0;  // that the index expects where the prompt is computed
+  // The decode worker's reports show the request when it has accepted it, its cache only later.
   LoadLedger::ChargeId prefill_charge = 0;
   LoadLedger::ChargeId decode_charge = 0;
+  LoadLedger::ChargeId decode_cache_charge = 0;
 
   bool local() const { return prefill < 0; }
 };

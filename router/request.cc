@@ -19,7 +19,8 @@ namespace {
 using ferry::v1::GenerateRequest;
 using ferry::v1::SamplingParams;
 
-constexpr size_t kMaxRequestIdBytes = 128;
+constexpr size_t kMaxNameBytes = 128;  // of request_id and tenant
+constexpr int32_t kMaxPriority = 100;
 constexpr int kMaxStops = 16;
 constexpr size_t kMaxStopBytes = 4096;  // each branch keeps its own tables of them
 constexpr size_t kMaxCacheSaltBytes = 4096;
@@ -36,6 +37,21 @@ absl::Status BadField(const char* field, const Value& value, const char* rule) {
 absl::Status CheckRange(const char* field, float value, bool ok, const char* rule) {
   if (std::isfinite(value) && ok) return absl::OkStatus();
   return BadField(field, value, rule);
+}
+
+absl::Status CheckName(const char* field, const std::string& name) {
+  if (name.size() > kMaxNameBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, " has ", name.size(), " characters: at most ", kMaxNameBytes));
+  }
+  for (const char c : name) {
+    if (c <= 0x20 || c >= 0x7f) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, " \"", absl::CHexEscape(name),
+                       "\" has a character that is not printable ASCII, or a space"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckSampling(const SamplingParams& s, const ModelAssets& model) {
@@ -144,6 +160,11 @@ absl::StatusOr<int32_t> OutputTokens(int64_t prompt_tokens, const SamplingParams
                                                    " tokens: the context is ", context,
                                                    ", and at least one token must fit behind it"));
   }
+  if (prompt_tokens + int64_t{sampling.min_tokens()} > context) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sampling.min_tokens is ", sampling.min_tokens(), ": with a prompt of ",
+                     prompt_tokens, " tokens the context of ", context, " is passed"));
+  }
   if (!sampling.has_max_tokens()) return static_cast<int32_t>(context - prompt_tokens);
   if (prompt_tokens + sampling.max_tokens() > context) {
     return absl::InvalidArgumentError(
@@ -199,11 +220,13 @@ int32_t PreparedRequest::num_prompt_tokens() const {
 
 RequestView PreparedRequest::view() const {
   const auto known = static_cast<int32_t>(tokens.size());
-  const int32_t to_come =
-      static_cast<int32_t>(spec->sampling().max_tokens()) - (known - num_prompt_tokens());
+  const ferry::v1::ResolvedSampling& sampling = spec->sampling();
+  const int32_t output = known - num_prompt_tokens();
+  const int32_t to_come = static_cast<int32_t>(sampling.max_tokens()) - output;
+  const int32_t at_least = std::max(1, static_cast<int32_t>(sampling.min_tokens()) - output);
   return {.prompt_tokens = known,
           .max_tokens = to_come,
-          .total_tokens = known + (max_tokens_stated ? to_come : 1),
+          .total_tokens = known + (max_tokens_stated ? to_come : at_least),
           .branches = static_cast<int32_t>(spec->sampling().n())};
 }
 
@@ -232,16 +255,10 @@ absl::StatusOr<const ModelAssets*> ServedModels::Find(const std::string& name) c
 
 absl::Status CheckRequest(const GenerateRequest& request, const ServedModels& models) {
   ASSIGN_OR_RETURN(const ModelAssets* model, models.Find(request.model()));
-  if (request.request_id().size() > kMaxRequestIdBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("request_id has ", request.request_id().size(),
-                                                   " characters: at most ", kMaxRequestIdBytes));
-  }
-  for (const char c : request.request_id()) {
-    if (c <= 0x20 || c >= 0x7f) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("request_id \"", absl::CHexEscape(request.request_id()),
-                       "\" has a character that is not printable ASCII, or a space"));
-    }
+  RETURN_IF_ERROR(CheckName("request_id", request.request_id()));
+  RETURN_IF_ERROR(CheckName("tenant", request.tenant()));
+  if (std::abs(int64_t{request.priority()}) > kMaxPriority) {
+    return BadField("priority", request.priority(), "in [-100, 100]");
   }
   if (request.cache_salt().size() > kMaxCacheSaltBytes) {
     return absl::InvalidArgumentError(absl::StrCat("cache_salt has ", request.cache_salt().size(),
@@ -286,6 +303,8 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const GenerateRequest& request,
   prepared.shown_special_ids = text_rules.shown_special_ids;
   prepared.wants_logprobs = sampling.has_logprobs();
   prepared.priority = request.priority();
+  prepared.tenant = request.tenant();
+  prepared.max_ttft = absl::Milliseconds(request.max_ttft_ms());
 
   prepared.spec = std::make_unique<ferry::v1::RequestSpec>();
   ferry::v1::RequestSpec& spec = *prepared.spec;
@@ -297,10 +316,11 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const GenerateRequest& request,
   for (const int32_t id : prepared.tokens) spec.add_token_ids(id);
   spec.set_num_prompt_tokens(prepared.tokens.size());
   ResolveSampling(sampling, model, max_tokens, prepared.stop_ids, spec.mutable_sampling());
-  prepared.cache_namespace =
-      block_hash::MakeNamespace(model.name, model.tokenizer_hash, request.cache_salt());
+  prepared.cache_namespace = block_hash::MakeNamespace(model.name, model.tokenizer_hash,
+                                                       request.cache_salt(), request.tenant());
   spec.set_cache_namespace(prepared.cache_namespace);
   spec.set_model(model.name);
+  spec.set_priority(request.priority());
   prepared.bytes = static_cast<int64_t>(prepared.tokens.size() * 2 * sizeof(int32_t) +
                                         request.cache_salt().size() + 1024);
   return prepared;

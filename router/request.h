@@ -45,6 +45,8 @@ struct PreparedRequest {
   std::vector<int32_t> shown_special_ids;
   bool wants_logprobs = false;
   int32_t priority = 0;
+  std::string tenant;           // "": nobody's
+  absl::Duration max_ttft;      // 0: the router's
   absl::Time arrival;           // EventLoop::Now()
   absl::Time deadline;          // EventLoop::Now() clock
   int64_t bytes = 0;            // memory that the request holds while it waits

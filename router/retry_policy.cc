@@ -56,6 +56,26 @@ RetryVerdict DecideRetry(const absl::Status& error, bool accepted, int32_t max_a
           .same_worker_back_off = BackOff(std::max(1, failures->counted + failures->aborted))};
 }
 
+bool BlamesWorker(const absl::Status& error) {
+  const std::string reason = status::Reason(error);
+  if (reason == status::kDraining || reason == status::kBadLogits) return false;
+  switch (error.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kFailedPrecondition:  // another process is there, or they do not fit
+    case absl::StatusCode::kNotFound:            // the other worker has dropped its half
+    case absl::StatusCode::kAlreadyExists:
+      return false;
+    default:
+      return true;
+  }
+}
+
 absl::Status FinalStatus(const absl::Status& error, int32_t attempts) {
   absl::StatusCode code = error.code();
   switch (code) {

@@ -33,6 +33,10 @@ struct RetryVerdict {
 RetryVerdict DecideRetry(const absl::Status& error, bool accepted, int32_t max_attempts,
                          FailureCounts* failures);
 
+// Whether `error` may be the fault of the worker it came from, so that other requests should rather
+// go elsewhere: not what is the request's own doing, and not a worker that is full or leaves.
+bool BlamesWorker(const absl::Status& error);
+
 // What the client is told when there is no further try.
 absl::Status FinalStatus(const absl::Status& error, int32_t attempts);
 

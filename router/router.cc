@@ -30,7 +30,8 @@ Router::Router(const RouterOptions& options, std::vector<std::unique_ptr<ModelAs
       metrics_(RouterMetrics::Create(metrics)),
       worker_calls_(std::make_shared<OutstandingCalls>()),
       client_calls_(std::make_shared<OutstandingCalls>()),
-      index_({.stale_after = 5 * options.heartbeat}) {
+      index_({.stale_after = 5 * options.heartbeat}),
+      breakers_({.failures = options.breaker_failures, .open_for = options.breaker_open}) {
   WorkerRegistry::Options registry_options = {.addresses = {},
                                               .names = {},
                                               .tls = options.tls,
@@ -48,14 +49,21 @@ Router::Router(const RouterOptions& options, std::vector<std::unique_ptr<ModelAs
   registry_ = std::make_unique<WorkerRegistry>(registry_options, &models_, &loop_, worker_calls_,
                                                &index_, &ledger_);
   const Dispatcher::Options dispatcher_options = {
-      .queue = {.max_requests = options.max_queue, .max_bytes = options.max_queue_bytes},
+      .queue = {.max_requests = options.max_queue,
+                .max_bytes = options.max_queue_bytes,
+                .ageing = options.priority_ageing,
+                .tenant = {.max_running = options.tenant_max_running,
+                           .max_queued = options.tenant_max_queued},
+                .tenants = *ParseTenantLimits(options.tenant_limits)},
       .policy = {.policy = PolicyOf(options.policy),
-                 .local_prefill_tokens = options.local_prefill_tokens},
+                 .local_prefill_tokens = options.local_prefill_tokens,
+                 .kv_watermark = options.kv_watermark},
       .hash_seed = options.hash_seed,
       .grace = 2 * options.heartbeat,
-      .worker_wait = options.worker_wait};
+      .worker_wait = options.worker_wait,
+      .max_ttft = options.max_ttft};
   dispatcher_ = std::make_unique<Dispatcher>(dispatcher_options, &loop_, registry_.get(), &index_,
-                                             &ledger_, metrics_.get());
+                                             &ledger_, &breakers_, metrics_.get());
   if (!options.otlp_endpoint.empty()) {
     auto spans = tracing::SpanExporter::Create({.endpoint = options.otlp_endpoint,
                                                 .service_name = "ferry-router",
@@ -70,16 +78,15 @@ Router::Router(const RouterOptions& options, std::vector<std::unique_ptr<ModelAs
                          .registry = registry_.get(),
                          .dispatcher = dispatcher_.get(),
                          .ledger = &ledger_,
+                         .breakers = &breakers_,
                          .metrics = metrics_.get(),
                          .spans = spans_.get(),
                          .max_attempts = options.max_attempts,
                          .max_migrations = options.max_migrations,
                          .stream_idle = options.stream_idle};
-  metrics_->SetConfigSeconds("default_deadline", options.default_deadline);
-  metrics_->SetConfigSeconds("stream_idle", options.stream_idle);
-  metrics_->SetConfigSeconds("heartbeat", options.heartbeat);
-  metrics_->SetConfigSeconds("worker_wait", options.worker_wait);
-  metrics_->SetConfigSeconds("drain_limit", options.drain_limit);
+  for (const auto& [name, duration] : options.durations()) {
+    metrics_->SetConfigSeconds(name, duration);
+  }
 }
 
 Router::~Router() { Stop(); }
@@ -156,6 +163,7 @@ void Router::RemoveLeftWorkers() {
 
 void Router::WriteGauges() {
   RemoveLeftWorkers();
+  const absl::Time now = EventLoop::Now();
   metrics_->SetQueue(dispatcher_->queue().num_requests(), dispatcher_->queue().num_bytes());
   metrics_->SetRunning(static_cast<int64_t>(generations_.size()));
   if (spans_ != nullptr) metrics_->SetSpans(spans_->num_exported(), spans_->num_dropped());
@@ -164,12 +172,17 @@ void Router::WriteGauges() {
                       .bytes = static_cast<int64_t>(index_.approximate_bytes()),
                       .gaps = index_.num_gaps(),
                       .snapshots = index_.num_snapshots(),
-                      .untrusted_workers = index_.num_untrusted(EventLoop::Now())});
+                      .untrusted_workers = index_.num_untrusted(now)});
   for (WorkerSlot slot = 0; slot < registry_->num_workers(); ++slot) {
     const WorkerLink& link = registry_->link(slot);
     if (link.state() == LinkState::kGone) continue;
     metrics_->SetWorkerState(link.address(), LinkRoleName(link.facts().role),
                              LinkStateName(link.state()));
+    metrics_->SetBreakerState(link.address(),
+                              BreakerStateName(breakers_.state(slot, link.facts().epoch, now)));
+  }
+  for (const AdmissionQueue::TenantUse& tenant : dispatcher_->queue().UseByTenant()) {
+    metrics_->SetTenant(tenant.name, tenant.running, tenant.queued);
   }
   loop_.After(kGaugeInterval, [this] { WriteGauges(); });
 }

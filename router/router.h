@@ -14,6 +14,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "router/circuit_breakers.h"
 #include "router/dispatcher.h"
 #include "router/event_loop.h"
 #include "router/generation.h"
@@ -71,6 +72,7 @@ class Router final {
   WorkerRegistry& registry() { return *registry_; }
   PrefixIndex& index() { return index_; }
   LoadLedger& ledger() { return ledger_; }
+  CircuitBreakers& breakers() { return breakers_; }
   size_t num_running() const { return generations_.size(); }
 
  private:
@@ -98,6 +100,7 @@ class Router final {
   // All below belong to the loop's thread.
   PrefixIndex index_;
   LoadLedger ledger_;
+  CircuitBreakers breakers_;
   std::unique_ptr<WorkerRegistry> registry_;
   std::unique_ptr<Dispatcher> dispatcher_;
   GenerationContext generation_context_;

@@ -23,8 +23,10 @@ constexpr double kTransferBytesPerMs = 2e6;
 constexpr int64_t kLastChunkTokens = 512;
 // Output that a request is expected to have when it may have more.
 constexpr int32_t kExpectedOutputTokens = 256;
-// Above this share of the pool a decode worker takes no further request.
-constexpr double kMaxPoolShare = 0.95;
+// Requests at a decode worker beyond those that it runs at a time, as a share of these and in any
+// case: their prompts are computed, or on their way, when a seat becomes free.
+constexpr int32_t kSpareShare = 4;
+constexpr int32_t kSpareSeats = 1;
 // A prefill worker with more queued work than this gets no more: the request waits in the router,
 // where the decision will be made with fresh numbers.
 constexpr double kMaxPrefillQueueMs = 2000;
@@ -54,12 +56,18 @@ bool HoldsLength(const WorkerView& worker, const RequestView& request) {
   return BlocksFor(request.prompt_tokens + 1, worker.block_size) <= worker.num_blocks;
 }
 
-bool HasRoom(const WorkerView& worker, const RequestView& request) {
+bool HasSeats(const WorkerView& worker, const RequestView& request) {
+  return worker.max_seqs == 0 || worker.requests + request.branches <=
+                                     worker.max_seqs + worker.max_seqs / kSpareShare + kSpareSeats;
+}
+
+bool HasRoom(const PolicyOptions& options, const WorkerView& worker, const RequestView& request) {
   // An empty worker takes whatever fits at all, so that no request waits for ever.
   if (worker.requests == 0 && worker.used_blocks == 0) return true;
   const int32_t needed = BlocksFor(request.prompt_tokens, worker.block_size) +
                          GrowthBlocks(request, worker.block_size);
-  return worker.used_blocks + needed <= kMaxPoolShare * worker.num_blocks &&
+  return HasSeats(worker, request) &&
+         worker.used_blocks + needed <= options.kv_watermark * worker.num_blocks &&
          (worker.num_state_slots == 0 ||
           worker.used_state_slots + request.branches <= worker.num_state_slots);
 }
@@ -179,6 +187,11 @@ int32_t BlocksFor(int64_t tokens, int32_t block_size) {
   return block_size > 0 ? static_cast<int32_t>((tokens + block_size - 1) / block_size) : 0;
 }
 
+int64_t ExpectedTokens(const RequestView& request) {
+  return request.prompt_tokens +
+         int64_t{std::min(request.max_tokens, kExpectedOutputTokens)} * request.branches;
+}
+
 int32_t GrowthBlocks(const RequestView& request, int32_t block_size) {
   return BlocksFor(std::min(request.max_tokens, kExpectedOutputTokens), block_size) *
          request.branches;
@@ -215,7 +228,7 @@ Decision Choose(const PolicyOptions& options, const RequestView& request,
     if (may_be_local) Improve(Feasibility::kLater, &decision.feasibility);
     if (remote.feasibility != Feasibility::kNever)
       Improve(Feasibility::kLater, &decision.feasibility);
-    if (!HasRoom(decode, request)) continue;
+    if (!HasRoom(options, decode, request)) continue;
     if (may_be_local || remote.feasibility != Feasibility::kNever) decision.decode_has_room = true;
 
     const double decode_cost = options.policy == Policy::kCost ? DecodeCostMs(decode, request)
@@ -278,7 +291,7 @@ Decision ChooseDecodeForHeld(const PolicyOptions& options, const RequestView& re
       continue;
     }
     Improve(Feasibility::kLater, &decision.feasibility);
-    if (!HasRoom(decode, request)) continue;
+    if (!HasRoom(options, decode, request)) continue;
     const double ttft = TransferMs(decode, request) + StepMs(decode);
     candidates.push_back({.choice = {.prefill = prefill, .decode = d, .predicted_ttft_ms = ttft},
                           .score = options.policy == Policy::kCost

@@ -34,6 +34,7 @@ struct WorkerView {
   int32_t used_blocks = 0;       // not free and not merely cached, growth included
   int32_t num_state_slots = 0;   // 0: its model keeps no state per sequence
   int32_t used_state_slots = 0;  // not free and not merely snapshots
+  int32_t max_seqs = 0;          // that it runs at a time; 0: not stated
   int32_t max_model_len = 0;     // 0: not stated
   // Speeds that the worker measured at start; 0: unknown.
   double prefill_tokens_per_s = 0;
@@ -57,6 +58,9 @@ struct RequestView {
 struct PolicyOptions {
   Policy policy = Policy::kCost;
   int32_t local_prefill_tokens = 256;  // uncached tokens that any decode worker may prefill itself
+  // A decode worker whose cache would be fuller than this, prompts and foreseen output counted,
+  // takes no further request.
+  double kv_watermark = 0.95;
 };
 
 enum class RouteReason {
@@ -105,6 +109,8 @@ Decision ChooseDecodeForHeld(const PolicyOptions& options, const RequestView& re
 
 // Blocks that `tokens` fill, the partial last one included.
 int32_t BlocksFor(int64_t tokens, int32_t block_size);
+// Tokens that the request is expected to cost: prompt and foreseen output.
+int64_t ExpectedTokens(const RequestView& request);
 // Blocks that a decode worker should keep free for the output of the request.
 int32_t GrowthBlocks(const RequestView& request, int32_t block_size);
 

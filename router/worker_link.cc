@@ -47,6 +47,7 @@ WorkerFacts FactsOf(const ferry::v1::WorkerInfo& info, const std::string& addres
           .block_bytes = static_cast<int64_t>(info.block_bytes()),
           .num_blocks = static_cast<int32_t>(info.num_blocks()),
           .num_state_slots = static_cast<int32_t>(info.num_state_slots()),
+          .max_seqs = static_cast<int32_t>(info.max_seqs()),
           .max_model_len = static_cast<int32_t>(info.max_model_len()),
           .hash_seed = info.hash_seed(),
           .prefill_tokens_per_s = info.prefill_tokens_per_s(),

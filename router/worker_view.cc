@@ -1,5 +1,7 @@
 #include "router/worker_view.h"
 
+#include <algorithm>
+
 namespace router {
 
 const char* LinkRoleName(LinkRole role) {
@@ -26,17 +28,18 @@ WorkerView MakeView(WorkerSlot slot, const WorkerFacts& facts, const WorkerLoad&
           .block_size = facts.block_size,
           .block_bytes = facts.block_bytes,
           .num_blocks = facts.num_blocks,
-          .used_blocks = load.used_blocks + ours.kv_blocks + ours.growth_blocks,
+          .used_blocks = std::max(0, load.used_blocks + ours.kv_blocks) + ours.growth_blocks,
           .num_state_slots = facts.num_state_slots,
-          .used_state_slots = load.used_state_slots + ours.requests,
+          .used_state_slots = std::max(0, load.used_state_slots + ours.requests),
+          .max_seqs = facts.max_seqs,
           .max_model_len = facts.max_model_len,
           .prefill_tokens_per_s = facts.prefill_tokens_per_s,
           .prefill_s_per_token2 = facts.prefill_s_per_token2,
           .decode_step_ms = facts.decode_step_ms,
           .decode_step_ms_per_seq = facts.decode_step_ms_per_seq,
           .observed_step_ms = load.step_ms,
-          .waiting_tokens = load.waiting_tokens + ours.prefill_tokens,
-          .requests = load.running_requests + load.waiting_requests + ours.requests,
+          .waiting_tokens = std::max<int64_t>(0, load.waiting_tokens + ours.prefill_tokens),
+          .requests = std::max(0, load.running_requests + load.waiting_requests + ours.requests),
           .cached_tokens = cached_blocks * facts.block_size,
           .recent_assignments = recent_assignments};
 }

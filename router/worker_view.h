@@ -28,6 +28,7 @@ struct WorkerFacts {
   int64_t block_bytes = 0;
   int32_t num_blocks = 0;
   int32_t num_state_slots = 0;  // 0: its model keeps no state per sequence
+  int32_t max_seqs = 0;         // 0: not stated
   int32_t max_model_len = 0;
   uint64_t hash_seed = 0;
   double prefill_tokens_per_s = 0;
@@ -46,7 +47,7 @@ struct WorkerLoad {
   double step_ms = 0;
 };
 
-// `ours`: what no report shows yet.  `cached_blocks`: leading ones of the prompt in question.
+// `ours`: what the reports do not show.  `cached_blocks`: leading ones of the prompt in question.
 WorkerView MakeView(WorkerSlot slot, const WorkerFacts& facts, const WorkerLoad& load,
                     const LoadLedger::Load& ours, int32_t cached_blocks, double recent_assignments);
 

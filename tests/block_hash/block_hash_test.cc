@@ -1,6 +1,9 @@
 #include "block_hash/block_hash.h"
 
+#include <iterator>
 #include <numeric>
+#include <set>
+#include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -8,8 +11,9 @@
 namespace block_hash {
 namespace {
 
-// Made by Python's xxhash 3.x (xxh3_128 with seed 0, whose secret is XXH3's default) from the formula
-// in block_hash.h: model id, tokenizer hash, salt, tokens, block size, root, last hash of the chain.
+// Made by Python's xxhash 3.x (xxh3_128 with seed 0, whose secret is XXH3's default) from the
+// formula in block_hash.h: model id, tokenizer hash, salt, tokens, block size, root, last hash of
+// the chain.
 struct Vector {
   const char* model;
   const char* tokenizer;
@@ -45,15 +49,25 @@ TEST(BlockHashTest, EqualsTheTestVectors) {
        "abfd2435d6ab0e48b05fffcd4682fb5e"},
       {"m", "t", "s", Repeat(0, 256), 256, "67cce7865b274b424639e44231555b06",
        "a5e122589278ca511ec14a91774ce019"},
-      {"m", "t", "s", {1, 2, 3, 4}, 1, "67cce7865b274b424639e44231555b06",
+      {"m",
+       "t",
+       "s",
+       {1, 2, 3, 4},
+       1,
+       "67cce7865b274b424639e44231555b06",
        "10874727e2c98156206705f74a8ea250"},
-      {"模型", "t", "", {5, 4, 3, 2, 1, 0}, 3, "1858e0e369694c8eb35cc616838803a6",
+      {"模型",
+       "t",
+       "",
+       {5, 4, 3, 2, 1, 0},
+       3,
+       "1858e0e369694c8eb35cc616838803a6",
        "af2ce16fde762a63cacbac946a4f5370"},
   };
   const BlockHasher hasher(/*hash_seed=*/0);
   for (const Vector& v : vectors) {
     SCOPED_TRACE(v.last);
-    const BlockHash root = hasher.Root(MakeNamespace(v.model, v.tokenizer, v.salt));
+    const BlockHash root = hasher.Root(MakeNamespace(v.model, v.tokenizer, v.salt, ""));
     EXPECT_EQ(ToHex(root), v.root);
     const std::vector<BlockHash> chain = hasher.Chain(root, v.tokens, v.block_size);
     EXPECT_EQ(chain.size(), v.tokens.size() / v.block_size);
@@ -62,8 +76,25 @@ TEST(BlockHashTest, EqualsTheTestVectors) {
 }
 
 TEST(BlockHashTest, AnotherSeedGivesOtherHashes) {
-  const std::string name = MakeNamespace("m", "t", "s");
+  const std::string name = MakeNamespace("m", "t", "s", "");
   EXPECT_NE(BlockHasher(0).Root(name), BlockHasher(1).Root(name));
+}
+
+// Whatever salts say, a tenant's namespace is its own.
+TEST(BlockHashTest, TenantsShareNoNamespaceWithAnybody) {
+  const std::string names[] = {
+      MakeNamespace("m", "t", "", ""),
+      MakeNamespace("m", "t", "", "a"),
+      MakeNamespace("m", "t", "", "b"),
+      MakeNamespace("m", "t", "a", ""),
+      MakeNamespace("m", "t", "a", "b"),
+      MakeNamespace("m", "t", "b", "a"),
+      MakeNamespace("m", "t", "ab", ""),
+      MakeNamespace("m", "t", std::string("\1\0\0\0a", 5), ""),
+      MakeNamespace("m", "t", std::string("\0\0\0\0\1\0\0\0a", 9), ""),
+  };
+  const std::set<std::string> different(std::begin(names), std::end(names));
+  EXPECT_EQ(different.size(), std::size(names));
 }
 
 TEST(BlockHashTest, APartialBlockHasNoHash) {

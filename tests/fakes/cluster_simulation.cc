@@ -160,6 +160,7 @@ void ClusterSimulation::Forward(int id, const Placement& placement) {
   LoadLedger& ledger = routers_[requests_[id].router]->ledger;
   ledger.Commit(placement.prefill_charge);
   ledger.Commit(placement.decode_charge);
+  ledger.Commit(placement.decode_cache_charge);
   placements_[id] = placement;
   computes.prompts.push_back({id, requests_[id].prompt_tokens, requests_[id].chain});
   if (computes.prompts.size() == 1) StartPrompt(computes.slot());
@@ -231,6 +232,7 @@ void ClusterSimulation::End(int id) {
   ++num_done_;
   const int router = requests_[id].router;
   routers_[router]->ledger.Release(placements_[id].decode_charge);
+  routers_[router]->ledger.Release(placements_[id].decode_cache_charge);
   At(now_, [this, router] { Pump(router); });
 }
 

@@ -174,6 +174,7 @@ class FakeWorker::Services final : public Worker::CallbackService,
     info->set_block_bytes(1000);
     info->set_num_blocks(options.num_blocks);
     info->set_num_state_slots(options.num_state_slots);
+    info->set_max_seqs(options.max_seqs);
     info->set_max_model_len(options.max_model_len);
     info->set_hash_seed(options.hash_seed);
     info->set_prefill_tokens_per_s(100000);

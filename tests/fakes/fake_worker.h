@@ -73,6 +73,7 @@ class FakeWorker {
     uint32_t block_size = 64;
     uint32_t num_blocks = 1000;
     uint32_t num_state_slots = 0;  // 0: its model keeps no state per sequence
+    uint32_t max_seqs = 0;         // 0: not stated
     uint32_t max_model_len = 4096;
     uint64_t hash_seed = 0;
     std::vector<std::string> links = {"shm", "tcp"};

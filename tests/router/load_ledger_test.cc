@@ -37,12 +37,28 @@ TEST(LoadLedgerTest, ReportsTakeOverOnlyWhatTheWorkerHasAccepted) {
   EXPECT_EQ(ledger.uncommitted(0).prefill_tokens, 100);
   EXPECT_EQ(ledger.uncommitted(0).growth_blocks, 4) << "no report shows what will grow";
   ledger.Release(accepted);
+  ledger.OnReport(0);
   EXPECT_EQ(ledger.uncommitted(0), kLoad);
   ledger.Commit(pending);
   ledger.Release(pending);
   ledger.OnReport(0);
   ledger.OnReport(0);
   EXPECT_EQ(ledger.uncommitted(0), LoadLedger::Load());
+}
+
+// A worker does not look busy, until its next report, with what it has done.
+TEST(LoadLedgerTest, WhatTheLastReportShowsOfAnEndedRequestIsCredited) {
+  const LoadLedger::Load shown = {.prefill_tokens = -100, .requests = -1, .kv_blocks = -4};
+  for (int reports = 0; reports <= 3; ++reports) {
+    LoadLedger ledger;
+    const auto charge = ledger.Charge(0, kLoad, kStart);
+    ledger.Commit(charge);
+    for (int i = 0; i < reports; ++i) ledger.OnReport(0);
+    ledger.Release(charge);
+    EXPECT_EQ(ledger.uncommitted(0), reports == 0 ? LoadLedger::Load() : shown) << reports;
+    ledger.OnReport(0);
+    EXPECT_EQ(ledger.uncommitted(0), LoadLedger::Load()) << reports;
+  }
 }
 
 TEST(LoadLedgerTest, RecentAssignmentsFade) {

@@ -26,6 +26,11 @@ TEST(RouterOptionsTest, NamesEveryProblemAtOnce) {
   options.heartbeat = absl::ZeroDuration();
   options.tls.cert_file = "cert";
   options.http_listen = "8000";
+  options.tenant_max_running = -1;
+  options.tenant_limits = {"a=1:2", "b=1"};
+  options.kv_watermark = 1.5;
+  options.breaker_failures = -1;
+  options.max_ttft = absl::Seconds(-1);
   const absl::Status status = options.Validate();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(
@@ -35,7 +40,11 @@ TEST(RouterOptionsTest, NamesEveryProblemAtOnce) {
             HasSubstr("--max_migrations: -1"), HasSubstr("\"dns:///c\" is neither"),
             HasSubstr("--dns_refresh_s: 0"), HasSubstr("--otlp_endpoint: \"collector:4318\""),
             HasSubstr("--trace_ratio: 1.5"), HasSubstr("--heartbeat_s: 0"),
-            HasSubstr("--tls_cert and --tls_key"), HasSubstr("--http_listen: ")));
+            HasSubstr("--tls_cert and --tls_key"), HasSubstr("--http_listen: "),
+            HasSubstr("--tenant_max_running: -1"),
+            HasSubstr("--tenant_limit: \"b=1\" is not NAME=RUNNING:QUEUED"),
+            HasSubstr("--kv_watermark: 1.5"), HasSubstr("--breaker_failures: -1"),
+            HasSubstr("--max_ttft_s: -1s is negative")));
   options.http_listen = options.listen;
   EXPECT_THAT(std::string(options.Validate().message()),
               HasSubstr("--listen and --http_listen are both 0.0.0.0:8500"));
@@ -45,6 +54,21 @@ TEST(RouterOptionsTest, NamesEveryProblemAtOnce) {
               HasSubstr("--api_keys_file needs --http_listen"));
   EXPECT_THAT(std::string(RouterOptions().Validate().message()),
               AllOf(HasSubstr("--model_assets is missing"), HasSubstr("--workers is missing")));
+}
+
+TEST(RouterOptionsTest, TenantLimitsAreRead) {
+  const auto limits = ParseTenantLimits({"acme=8:16", "x=y=1:0"});
+  EXPECT_THAT(std::string(limits.status().message()), HasSubstr("\"x=y=1:0\" is not"));
+  const auto good = ParseTenantLimits({"acme=8:16", "other.org=0:5"});
+  ASSERT_TRUE(good.ok()) << good.status();
+  EXPECT_EQ(good->at("acme").max_running, 8);
+  EXPECT_EQ(good->at("acme").max_queued, 16);
+  EXPECT_EQ(good->at("other.org").max_running, 0);
+  for (const char* bad : {"", "=1:2", "a", "a=", "a=1:-2", "a=1:2:3", "a=one:2"}) {
+    EXPECT_FALSE(ParseTenantLimits({bad}).ok()) << bad;
+  }
+  EXPECT_THAT(std::string(ParseTenantLimits({"a=1:2", "a=1:2"}).status().message()),
+              HasSubstr("a is named twice"));
 }
 
 }  // namespace

@@ -63,5 +63,23 @@ TEST(RetryPolicyTest, TheClientIsToldTheContractsCodes) {
             status::kIncompatible);
 }
 
+TEST(RetryPolicyTest, AWorkerIsNotBlamedForWhatIsTheRequestsDoing) {
+  using absl::StatusCode;
+  for (const StatusCode code :
+       {StatusCode::kInvalidArgument, StatusCode::kOutOfRange, StatusCode::kDeadlineExceeded,
+        StatusCode::kResourceExhausted, StatusCode::kFailedPrecondition, StatusCode::kNotFound,
+        StatusCode::kPermissionDenied, StatusCode::kUnauthenticated, StatusCode::kUnimplemented}) {
+    EXPECT_FALSE(BlamesWorker(absl::Status(code, "x"))) << absl::StatusCodeToString(code);
+  }
+  for (const StatusCode code :
+       {StatusCode::kUnavailable, StatusCode::kInternal, StatusCode::kAborted, StatusCode::kUnknown,
+        StatusCode::kDataLoss}) {
+    EXPECT_TRUE(BlamesWorker(absl::Status(code, "x"))) << absl::StatusCodeToString(code);
+  }
+  EXPECT_FALSE(
+      BlamesWorker(status::WithReason(absl::UnavailableError("it drains"), status::kDraining)));
+  EXPECT_FALSE(BlamesWorker(status::WithReason(absl::InternalError("NaN"), status::kBadLogits)));
+}
+
 }  // namespace
 }  // namespace router

@@ -98,6 +98,7 @@ RouterFixture::RouterFixture() {
   options_.heartbeat = absl::Milliseconds(400);
   options_.worker_wait = absl::Milliseconds(800);
   options_.local_prefill_tokens = 64;
+  options_.breaker_failures = 0;  // tests of retries fail workers as they like
 }
 
 RouterFixture::~RouterFixture() {
@@ -197,9 +198,10 @@ std::vector<block_hash::BlockHash> RouterFixture::ChainOf(
   const ModelAssets& model = *router_->models().all().front();
   const block_hash::BlockHasher hasher(options_.hash_seed);
   const std::vector<int32_t> tokens(request.tokens().ids().begin(), request.tokens().ids().end());
-  return hasher.Chain(hasher.Root(block_hash::MakeNamespace(model.name, model.tokenizer_hash,
-                                                            request.cache_salt())),
-                      tokens, 64);
+  return hasher.Chain(
+      hasher.Root(block_hash::MakeNamespace(model.name, model.tokenizer_hash, request.cache_salt(),
+                                            request.tenant())),
+      tokens, 64);
 }
 
 bool RouterFixture::IsIdle() {

@@ -55,6 +55,33 @@ TEST_F(RoutingPolicyTest, LongPromptsGoToAPrefillWorkerShortOnesStayAtTheDecodeW
   EXPECT_EQ(decision.choice.reason, RouteReason::kShort);
 }
 
+TEST_F(RoutingPolicyTest, ADecodeWorkerGetsAFewMoreThanItRunsAtATime) {
+  std::vector<WorkerView> workers = {Decode(0)};
+  workers[0].max_seqs = 8;
+  workers[0].used_blocks = 1;
+  workers[0].requests = 10;  // 8, a quarter of them, and one: room for one more
+  EXPECT_EQ(Pick(Request(100), workers).feasibility, Feasibility::kNow);
+  workers[0].requests = 11;
+  EXPECT_EQ(Pick(Request(100), workers).feasibility, Feasibility::kLater);
+  workers[0].max_seqs = 0;  // not stated
+  EXPECT_EQ(Pick(Request(100), workers).feasibility, Feasibility::kNow);
+  workers[0] = Decode(0);
+  workers[0].max_seqs = 2;
+  RequestView many = Request(100);
+  many.branches = 16;
+  EXPECT_EQ(Pick(many, workers).feasibility, Feasibility::kNow) << "an idle one takes what it can";
+}
+
+TEST_F(RoutingPolicyTest, TheWatermarkKeepsPartOfTheCacheFree) {
+  std::vector<WorkerView> workers = {Decode(0)};
+  workers[0].requests = 1;
+  workers[0].used_blocks = 500;  // of 1000; the request needs 2 and 1
+  options_.kv_watermark = 0.503;
+  EXPECT_EQ(Pick(Request(100), workers).feasibility, Feasibility::kNow);
+  options_.kv_watermark = 0.502;
+  EXPECT_EQ(Pick(Request(100), workers).feasibility, Feasibility::kLater);
+}
+
 TEST_F(RoutingPolicyTest, ADecodeWorkerWithoutStateSlotsIsFullWhateverItsBlocks) {
   std::vector<WorkerView> workers = {Prefill(0), Decode(1), Decode(2)};
   workers[1].num_state_slots = workers[2].num_state_slots = 8;

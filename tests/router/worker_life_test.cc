@@ -177,7 +177,9 @@ TEST_F(RouterFixture, WithoutAnyWorkerTheRequestFailsSoon) {
   StartRouter();
   Answer answer = Generate(Tokens(200));
   EXPECT_EQ(answer.status.code(), absl::StatusCode::kUnavailable) << "nobody prefills long prompts";
-  EXPECT_THAT(std::string(answer.status.message()), HasSubstr("1 decode workers, 0 that prefill"));
+  EXPECT_THAT(
+      std::string(answer.status.message()),
+      HasSubstr("1 decode worker, no worker that prefills any length; start a ferry-prefill"));
   d->Kill();
   answer = Generate(Text("hi"));
   EXPECT_EQ(answer.status.code(), absl::StatusCode::kUnavailable);

@@ -1,0 +1,187 @@
+// The Dispatcher's refusals: a queue that is full, a first token that would come too late, workers
+// that nobody can be sent to.
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "router/dispatcher.h"
+#include "status/grpc_status.h"
+
+namespace router {
+namespace {
+
+// Sentences about workers in one error; with many workers they all say the same.
+constexpr size_t kMaxReasons = 3;
+// When to come back: never sooner or later than this, and after this where nothing is known.
+constexpr absl::Duration kSoonest = absl::Milliseconds(100);
+constexpr absl::Duration kLatest = absl::Seconds(60);
+constexpr absl::Duration kUnknown = absl::Seconds(1);
+
+std::string Joined(std::vector<std::string> sentences) {
+  const size_t more = sentences.size() - std::min(sentences.size(), kMaxReasons);
+  sentences.resize(sentences.size() - more);
+  if (more > 0) sentences.push_back(absl::StrCat(more, " more like these"));
+  return absl::StrJoin(sentences, "; ");
+}
+
+// "no decode worker", "1 decode worker", "2 decode workers".
+std::string Counted(int32_t count, const char* what) {
+  return absl::StrCat(count == 0 ? "no" : absl::StrCat(count), " ", what, count > 1 ? "s" : "");
+}
+
+absl::Status ComeBack(absl::Status status, absl::Duration delay) {
+  return status::WithRetryAfter(std::move(status), std::clamp(delay, kSoonest, kLatest));
+}
+
+absl::Status Unavailable(const std::string& message) {
+  return ComeBack(absl::UnavailableError(message), kUnknown);
+}
+
+std::string Rounded(absl::Duration duration) {
+  return absl::FormatDuration(absl::Trunc(duration, absl::Milliseconds(1)));
+}
+
+absl::Status Late(const std::string& message, absl::Duration delay) {
+  return ComeBack(status::WithReason(absl::ResourceExhaustedError(message), status::kDeadline),
+                  delay);
+}
+
+}  // namespace
+
+absl::Duration Dispatcher::MaxTtft(const Waiting& waiting) const {
+  const absl::Duration stated = waiting.request->max_ttft;
+  const absl::Duration max = stated > absl::ZeroDuration() ? stated : options_.max_ttft;
+  return max > absl::ZeroDuration() ? max : absl::InfiniteDuration();
+}
+
+int64_t Dispatcher::TokensBefore(const Waiting& waiting) const {
+  const bool needs_prefill =
+      waiting.request->tokens.size() > static_cast<size_t>(options_.policy.local_prefill_tokens);
+  return queue_.TokensBefore(waiting.entry, needs_prefill);
+}
+
+absl::Status Dispatcher::Enter(Waiting* waiting) {
+  const WaitEstimate& estimate = estimates_[waiting->entry.model];
+  const int64_t tokens = TokensBefore(*waiting);
+  const absl::Duration wait = estimate.Wait(tokens);
+  if (wait > absl::ZeroDuration()) {
+    const absl::Duration foreseen = wait + estimate.FirstToken();
+    const absl::Duration max_ttft = MaxTtft(*waiting);
+    const absl::Duration budget = waiting->request->deadline - EventLoop::Now();
+    if (foreseen > std::min(max_ttft, budget)) {
+      return Late(
+          absl::StrCat("the first token is foreseen in ", Rounded(foreseen), ", behind ", tokens,
+                       " tokens of waiting requests: later than the ",
+                       max_ttft <= budget ? absl::StrCat(Rounded(max_ttft), " allowed for it")
+                                          : absl::StrCat("deadline in ", Rounded(budget))),
+          foreseen - std::min(max_ttft, budget));
+    }
+  }
+  if (absl::Status status = queue_.Enter(&waiting->entry); !status.ok()) {
+    return ComeBack(std::move(status), wait > absl::ZeroDuration() ? wait : kUnknown);
+  }
+  waiting_[&waiting->entry] = waiting;
+  SchedulePump();
+  return absl::OkStatus();
+}
+
+absl::Status Dispatcher::CheckTtft(const Waiting& waiting, const Choice& choice,
+                                   const std::vector<WorkerView>& views, absl::Time now) const {
+  const absl::Duration max_ttft = MaxTtft(waiting);
+  if (waiting.entry.is_running || max_ttft == absl::InfiniteDuration()) return absl::OkStatus();
+  // An idle worker is always tried, so that a prediction that is wrong can be seen to be.
+  const WorkerView& computes = views[choice.prefill >= 0 ? choice.prefill : choice.decode];
+  const auto estimate = estimates_.find(waiting.entry.model);
+  if (computes.requests == 0 || estimate == estimates_.end()) return absl::OkStatus();
+  const absl::Duration foreseen =
+      now - waiting.request->arrival +
+      estimate->second.Corrected(absl::Milliseconds(choice.predicted_ttft_ms));
+  if (foreseen <= max_ttft) return absl::OkStatus();
+  return Late(absl::StrCat("the first token is foreseen ", Rounded(foreseen),
+                           " after the request's arrival: later than the ", Rounded(max_ttft),
+                           " allowed for it"),
+              foreseen - max_ttft);
+}
+
+absl::Status Dispatcher::TooLate(const Waiting& waiting) const {
+  const absl::Duration max_ttft = MaxTtft(waiting);
+  const auto estimate = estimates_.find(waiting.entry.model);
+  const absl::Duration wait =
+      estimate == estimates_.end() ? kUnknown : estimate->second.Wait(TokensBefore(waiting));
+  return Late(absl::StrCat("no worker had room within the ", Rounded(max_ttft),
+                           " allowed for the first token"),
+              wait);
+}
+
+void Dispatcher::OnFirstToken(const Waiting& waiting, const Placement& placement,
+                              absl::Duration observed) {
+  estimates_[waiting.entry.model].OnFirstToken(absl::Milliseconds(placement.predicted_ttft_ms),
+                                               observed);
+}
+
+bool Dispatcher::IsLastResort(const Waiting& waiting, absl::Time now) const {
+  const absl::Duration passed = now - waiting.unplaceable_since_;
+  return passed >= std::min(options_.worker_wait, (waiting.request->deadline - now) / 2);
+}
+
+int64_t Dispatcher::LargestCache(const ModelAssets& model) const {
+  int64_t largest = 0;
+  for (WorkerSlot slot = 0; slot < registry_->num_workers(); ++slot) {
+    if (registry_->link(slot).state() == LinkState::kGone) continue;
+    const WorkerFacts& facts = registry_->link(slot).facts();
+    if (facts.epoch.empty()) return std::numeric_limits<int64_t>::max();
+    if (facts.model != model.name || facts.role == LinkRole::kPrefill) continue;
+    largest = std::max(largest, int64_t{facts.num_blocks} * facts.block_size);
+  }
+  return largest;
+}
+
+bool Dispatcher::MayBePlaceableYet(const Waiting& waiting, absl::Time now) const {
+  const int64_t largest = LargestCache(*waiting.request->model);
+  if (largest > 0 && static_cast<int64_t>(waiting.request->tokens.size()) >= largest) return false;
+  const absl::Duration wait = registry_->AllServe() ? options_.grace : options_.worker_wait;
+  return now - waiting.unplaceable_since_ < wait;
+}
+
+absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
+  const ModelAssets& model = *waiting.request->model;
+  const WorkerRegistry::Ready ready = registry_->ReadyWorkers(model);
+  const auto tokens = static_cast<int64_t>(waiting.request->tokens.size());
+  const int64_t largest = LargestCache(model);
+  if (largest > 0 && tokens >= largest) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "prompt has ", tokens, " tokens: the largest cache of a worker holds ", largest));
+  }
+  if (ready.decode == 0) {
+    std::vector<std::string> reasons = registry_->UnusedWorkers();
+    for (std::string& one : registry_->Unreachable()) reasons.push_back(std::move(one));
+    const std::vector<std::string> served = registry_->ReadyModels();
+    return Unavailable(absl::StrCat(
+        "no decode worker serves model ", model.name,
+        " now; models served now: ", served.empty() ? "none" : absl::StrJoin(served, ", "),
+        reasons.empty() ? "" : "; ", Joined(reasons)));
+  }
+  const std::vector<std::string> misfits = registry_->Misfits(model);
+  std::string message = absl::StrCat(
+      "no pair of workers can serve a prompt of ", tokens, " tokens for model ", model.name,
+      " now: ", Counted(ready.decode, "decode worker"), ", ", Counted(ready.prefill, "worker"),
+      ready.prefill > 1 ? " that prefill" : " that prefills", " any length");
+  if (ready.prefill == 0) {
+    absl::StrAppend(&message,
+                    "; start a ferry-prefill, or a ferry-decode with --role=both, that is named in "
+                    "--workers");
+  }
+  if (const std::vector<std::string> away = registry_->Unreachable(); !away.empty()) {
+    absl::StrAppend(&message, "; ", Joined(away));
+  }
+  if (misfits.empty()) return Unavailable(message);
+  absl::StrAppend(&message, "; ", Joined(misfits));
+  if (ready.prefill > 0) return Unavailable(message);
+  // Only a restart of a worker mends that.
+  return status::WithReason(absl::FailedPreconditionError(message), status::kIncompatible);
+}
+
+}  // namespace router
