@@ -241,7 +241,7 @@ void AddBenchCommand(CLI::App& app, absl::Status* result) {
   };
   add("--backend", options->backend, "grpc, or openai: any server of OpenAI's HTTP API")
       ->check(CLI::IsMember({"grpc", "openai"}));
-  command->add_option("--address", options->client.address, "host:port of the router");
+  AddAddressFlag(*command, "host:port of the router", &options->client);
   command->add_option(
       "--base_url", options->base_url,
       "http://host:port of an OpenAI server; the key is OPENAI_API_KEY of the environment");

@@ -87,8 +87,8 @@ void AddGenerateCommand(CLI::App& app, absl::Status* result) {
   const auto add = [command](const char* flag, auto& field, const char* help) {
     return command->add_option(flag, field, help);
   };
-  add("--address", options->client.address,
-      "host:port of a router; without it an engine runs in this process");
+  AddAddressFlag(*command, "host:port of a router; without it an engine runs in this process",
+                 &options->client);
   add("--model", options->model, "A served model's name; without --address a checkpoint directory");
   AddTlsFlags(*command, &options->client);
   engine::EngineOptions& engine = options->engine;
@@ -112,7 +112,13 @@ void AddGenerateCommand(CLI::App& app, absl::Status* result) {
       "Only requests with the same salt share cached blocks");
   command->add_option_function<int32_t>(
       "--priority", [&request](const int32_t& priority) { request.set_priority(priority); },
-      "Higher is served first");
+      "Higher is served first, -100 to 100");
+  command->add_option_function<std::string>(
+      "--tenant", [&request](const std::string& tenant) { request.set_tenant(tenant); },
+      "Whose request this is: limits, fair shares and cached blocks are by tenant");
+  command->add_option_function<uint32_t>(
+      "--max_ttft_ms", [&request](const uint32_t& ms) { request.set_max_ttft_ms(ms); },
+      "Refused if the first token is foreseen later");
   command->add_flag("--print_ids", options->print_ids, "Print the token ids after the text");
   command->add_flag("--quiet", options->quiet, "No summary on stderr");
   AddSamplingFlags(*command, request.mutable_sampling());

@@ -5,8 +5,23 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "service/listen_address.h"
 
 namespace cli {
+
+CLI::Option* AddAddressFlag(CLI::App& command, const std::string& help,
+                            ferry::ClientOptions* options) {
+  return command.add_option("--address", options->address, help)
+      ->check(CLI::Validator(
+          [](std::string& address) {
+            const auto parsed = service::ParseListenAddress(address);
+            return parsed.ok() && parsed->port > 0
+                       ? std::string()
+                       : absl::StrCat("\"", address,
+                                      "\" is not host:port with a port of 1 to 65535");
+          },
+          "HOST:PORT"));
+}
 
 void AddTlsFlags(CLI::App& command, ferry::ClientOptions* options) {
   command.add_option("--tls_ca", options->tls_ca_file,

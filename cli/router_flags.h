@@ -3,14 +3,21 @@
 #ifndef CLI_ROUTER_FLAGS_H_
 #define CLI_ROUTER_FLAGS_H_
 
+#include <string>
+
 #include "absl/status/status.h"
 #include "client/ferry_client.h"
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace cli {
+
+// --address: host:port, checked before anything is called.  `options` must outlive the parsing.
+CLI::Option* AddAddressFlag(CLI::App& command, const std::string& help,
+                            ferry::ClientOptions* options);
 
 // --tls_ca, --tls_cert, --tls_key.  `options` must outlive the parsing of `command`.
 void AddTlsFlags(CLI::App& command, ferry::ClientOptions* options);
