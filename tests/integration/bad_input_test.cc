@@ -246,6 +246,8 @@ TEST(BadInputTest, WhatIsNoFileIsNotWaitedFor) {
   for (size_t i = 0; i < table.size(); ++i) {
     std::vector<std::string> argv = table[i].argv;
     SCOPED_TRACE(absl::StrCat(argv[0], " ", argv[1], ": ", table[i].path));
+    // Whatever else listens on a default port.
+    if (argv[0] != "ferry") argv.push_back("--listen=127.0.0.1:0");
     argv[0] = absl::StrCat(bin, "/", argv[0]);
     ChildProcess process = ChildProcess::Start(argv, absl::StrCat(dir, "/log", i));
     const std::optional<int> code = process.Wait(absl::Seconds(30));
