@@ -83,10 +83,15 @@ TEST_F(EdgeTest, E09_ADeadlineIsKeptWhereverTheRequestIs) {
   Start(Workers(1, 1));
   const Manner by_router = {
       .deadline = kRouterDeadline, .deadline_is_routers = true, .may_run_out = true};
+  // Before it: a prompt that takes longer is refused at once.
+  const Outcome foreseen = stage_->observer().Ask(
+      LongPrompt(7), {.deadline = absl::Milliseconds(300), .may_run_out = true});
+  EXPECT_EQ(status::Reason(foreseen.status), status::kDeadline) << foreseen.status;
   // While it is prefilled; while it decodes; while it waits for a worker that stands still.
-  Asked prefilling =
-      Later(LongPrompt(7), {.deadline = absl::Milliseconds(300), .may_run_out = true});
-  EXPECT_EQ(prefilling.get().status.code(), absl::StatusCode::kDeadlineExceeded);
+  system().prefill(0).process.Signal(SIGSTOP);
+  const Outcome prefilling = stage_->observer().Ask(Ask(300, 7, 4), by_router);
+  EXPECT_EQ(prefilling.status.code(), absl::StatusCode::kDeadlineExceeded) << prefilling.status;
+  EXPECT_EQ(stage_->Repair(), "");
   ExpectPromisesKept();
   Question endless = LongOutput(9);  // greedy: its branches are alike
   endless.request.mutable_sampling()->set_n(4);

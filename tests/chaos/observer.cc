@@ -144,7 +144,10 @@ void Observer::Judge(const Question& question, const Manner& manner, const Call&
       right_to_end = manner.leaves_after >= 0 || (manner.leave != nullptr && *manner.leave);
       break;
     case absl::StatusCode::kResourceExhausted:
-      right_to_end = manner.may_be_refused && outcome.num_tokens == 0;
+      // Or its deadline is foreseen to pass: told at once instead of then.
+      right_to_end = outcome.num_tokens == 0 &&
+                     (manner.may_be_refused ||
+                      (manner.may_run_out && status::Reason(outcome.status) == status::kDeadline));
       break;
     case absl::StatusCode::kDeadlineExceeded:
       right_to_end = manner.may_run_out;
