@@ -27,7 +27,7 @@ constexpr std::array<std::pair<std::string_view, Role>, 6> kRoles = {{
 std::string Shown(const Json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return "an array";
-  const std::string text = value.dump();
+  const std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
   return text.size() <= 80 ? text : Concat("a string of ", text.size() - 2, " bytes");
 }
 
@@ -65,7 +65,7 @@ absl::StatusOr<std::string> ReadText(const std::string& place, const Json& value
     ASSIGN_OR_RETURN(const std::string type, ReadString(part, value[i], "type", true));
     if (type != "text") {
       return absl::InvalidArgumentError(
-          Concat(part, ".type is \"", type, "\": only text can be served"));
+          Concat(part, ".type is ", Shown(type), ": only text can be served"));
     }
     ASSIGN_OR_RETURN(lines.emplace_back(), ReadString(part, value[i], "text", true));
   }
@@ -131,8 +131,8 @@ absl::StatusOr<Message> ReadMessage(const std::string& place, const Json& value)
   }
   if (!known) {
     return absl::InvalidArgumentError(
-        Concat(place, ".role is \"", role_name,
-               "\", expected system, developer, user, assistant or tool"));
+        Concat(place, ".role is ", Shown(role_name),
+               ", expected system, developer, user, assistant or tool"));
   }
   if (const Json* content = Find(value, "content")) {
     ASSIGN_OR_RETURN(message.content, ReadText(Concat(place, ".content"), *content));

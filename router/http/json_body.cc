@@ -20,55 +20,71 @@ std::string Dump(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// Drops what passes the limits, so that it costs nothing, and remembers that it did.
-class Limits final {
+// Reads a body without keeping anything, as far as it is within the limits.  A pass of its own: the
+// library's callback for its tree looks at all elements of an array after each object in it.
+class Limits final : public nlohmann::json_sax<Json> {
  public:
-  bool Keep(int depth, Json::parse_event_t event) {
-    if (too_deep_ || too_many_) return false;
-    if (event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start) {
-      if (depth >= chat::kMaxLevels) too_deep_ = true;
-      if (event == Json::parse_event_t::object_start) members_.push_back(0);
-    } else if (event == Json::parse_event_t::object_end) {
-      members_.pop_back();
-    } else if (event == Json::parse_event_t::key && ++members_.back() > kMaxMembers) {
-      too_many_ = true;
-    }
-    return !too_deep_ && !too_many_;
+  absl::Status status() const { return status_; }
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return Enter(); }
+  bool start_array(size_t) override { return Enter(); }
+  bool end_object() override { return Leave(); }
+  bool end_array() override { return Leave(); }
+  bool key(string_t&) override {
+    if (++members_.back() <= kMaxMembers) return true;
+    status_ = absl::InvalidArgumentError(
+        absl::StrCat("an object of the body has more than ", kMaxMembers, " members"));
+    return false;
   }
-  absl::Status status() const {
-    if (too_deep_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the body is nested more than ", chat::kMaxLevels, " levels deep"));
-    }
-    if (too_many_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("an object of the body has more than ", kMaxMembers, " members"));
-    }
-    return absl::OkStatus();
+  // Told by the pass that makes the tree.
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override {
+    return false;
   }
 
  private:
-  std::vector<size_t> members_;  // of the objects around what is being read
-  bool too_deep_ = false;
-  bool too_many_ = false;
+  bool Enter() {
+    members_.push_back(0);
+    if (members_.size() <= static_cast<size_t>(chat::kMaxLevels)) return true;
+    status_ = absl::InvalidArgumentError(
+        absl::StrCat("the body is nested more than ", chat::kMaxLevels, " levels deep"));
+    return false;
+  }
+  bool Leave() {
+    members_.pop_back();
+    return true;
+  }
+
+  std::vector<size_t> members_;  // of the objects and arrays around what is being read
+  absl::Status status_;
 };
 
 }  // namespace
 
 absl::StatusOr<Json> ParseJsonObject(std::string_view body) {
+  // The library takes it for the end.
+  if (const size_t at = body.find('\0'); at != body.npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the body is not JSON: byte ", at, " is a NUL character"));
+  }
   Limits limits;
   Json value;
   try {
-    value = Json::parse(body, [&limits](int depth, Json::parse_event_t event, const Json&) {
-      return limits.Keep(depth, event);
-    });
+    Json::sax_parse(body, &limits);
+    if (!limits.status().ok()) return limits.status();
+    value = Json::parse(body);
   } catch (const Json::exception& error) {
     std::string what = error.what();
     what.erase(0, what.find("] ") + 2);  // the library's name of the error
     if (what.size() > 200) what = what.substr(0, 200) + "...";
     return absl::InvalidArgumentError(absl::StrCat("the body is not JSON: ", what));
   }
-  if (!limits.status().ok()) return limits.status();
   if (!value.is_object()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the body is ", Shown(value), ": must be an object"));

@@ -226,16 +226,24 @@ TEST(ApiRequestTest, ABodyThatIsNoObjectIsRefusedWithItsPlace) {
               StartsWith("the body is not JSON"));
   EXPECT_EQ(CompletionError("[]"), "the body is []: must be an object");
   EXPECT_EQ(CompletionError("7"), "the body is 7: must be an object");
-  EXPECT_EQ(
-      CompletionError(absl::StrCat("{\"prompt\": ", std::string(100000, '['))),
-      "the body is not JSON: parse error at line 1, column 100012: syntax error while parsing "
-      "value - unexpected end of input; expected '[', '{', or a literal");
+  EXPECT_EQ(CompletionError(absl::StrCat("{\"prompt\": ", std::string(100000, '['))),
+            "the body is nested more than 128 levels deep");
+  EXPECT_EQ(CompletionError(std::string("{\"prompt\": \"a\"}\0{}", 18)),
+            "the body is not JSON: byte 15 is a NUL character");
   EXPECT_EQ(CompletionError(
                 absl::StrCat("{\"prompt\": ", std::string(1000, '['), std::string(1000, ']'), "}")),
             "the body is nested more than 128 levels deep");
   std::string wide = "{\"prompt\": \"a\"";
   for (int i = 0; i < 600; ++i) absl::StrAppend(&wide, ", \"m", i, "\": 1");
   EXPECT_EQ(CompletionError(wide + "}"), "an object of the body has more than 512 members");
+}
+
+// Time that grows with the square of their number would take minutes.
+TEST(ApiRequestTest, TwoMillionObjectsAreReadAsFastAsTheyCome) {
+  std::string body = "{\"x\": [{}";
+  for (int i = 1; i < 2'000'000; ++i) body += ",{}";
+  EXPECT_EQ(CompletionError(body + "]}"),
+            "x is an array of 2000000: there is no such member of a request");
 }
 
 TEST(ApiRequestTest, AChatBecomesThePromptOfItsFormat) {
@@ -286,6 +294,13 @@ TEST(ApiRequestTest, WrongMembersOfAChatAreNamed) {
   EXPECT_EQ(ChatError("", R"([{"role": "user"}])"), "messages[0].content is missing");
   EXPECT_THAT(ChatError("", R"([{"role": "king", "content": "a"}])"),
               StartsWith("messages[0].role is \"king\""));
+  const std::string huge(100'000, 'r');
+  EXPECT_EQ(ChatError("", absl::StrCat(R"([{"content": "a", "role": ")", huge, R"("}])")),
+            "messages[0].role is a string of 100000 bytes, expected system, developer, user, "
+            "assistant or tool");
+  EXPECT_EQ(
+      ChatError("", absl::StrCat(R"([{"role": "user", "content": [{"type": ")", huge, R"("}]}])")),
+      "messages[0].content[0].type is a string of 100000 bytes: only text can be served");
   EXPECT_THAT(
       ChatError("", R"([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])"),
       StartsWith("messages[0].content[0].type is \"image_url\""));
