@@ -68,15 +68,22 @@ std::optional<BadRequest> RequestReader::Read() {
 
 std::optional<BadRequest> RequestReader::CheckHeader() {
   const auto& header = parser_->get();
-  if (header.find(beast_http::field::transfer_encoding) != header.end() && !parser_->chunked()) {
-    return BadRequest{
-        501, absl::StrCat("transfer-encoding \"",
-                          absl::CHexEscape(View(header[beast_http::field::transfer_encoding])),
-                          "\" is not chunked")};
+  const size_t transfers = header.count(beast_http::field::transfer_encoding);
+  const absl::string_view transfer = View(header[beast_http::field::transfer_encoding]);
+  if (transfers > 1 ||
+      (transfers == 1 && (!parser_->chunked() || !absl::EqualsIgnoreCase(transfer, "chunked")))) {
+    return BadRequest{501,
+                      absl::StrCat("transfer-encoding \"", absl::CHexEscape(transfer),
+                                   transfers > 1 ? "\" is not the only one" : "\" is not chunked")};
   }
-  if (header.version() == 11 && header.find(beast_http::field::host) == header.end()) {
-    return BadRequest{400, "the host header is missing"};
+  const absl::string_view coding = View(header[beast_http::field::content_encoding]);
+  if (!coding.empty() && !absl::EqualsIgnoreCase(coding, "identity")) {
+    return BadRequest{415, absl::StrCat("content-encoding \"", absl::CHexEscape(coding),
+                                        "\" cannot be read: send the body as it is")};
   }
+  const size_t hosts = header.count(beast_http::field::host);
+  if (header.version() == 11 && hosts == 0) return BadRequest{400, "the host header is missing"};
+  if (hosts > 1) return BadRequest{400, absl::StrCat("there are ", hosts, " host headers")};
   expects_continue_ =
       header.version() == 11 && !parser_->is_done() &&
       absl::EqualsIgnoreCase(View(header[beast_http::field::expect]), "100-continue");

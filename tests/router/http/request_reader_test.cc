@@ -111,6 +111,15 @@ TEST(RequestReaderTest, RefusesWhatIsNoRequest) {
       << "whose end is in doubt could smuggle another request";
   EXPECT_EQ(Bad("POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n"),
             "501 transfer-encoding \"gzip\" is not chunked");
+  EXPECT_EQ(Bad("POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
+            "501 transfer-encoding \"gzip, chunked\" is not chunked");
+  EXPECT_THAT(Bad("POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n"
+                  "transfer-encoding: chunked\r\n\r\n0\r\n\r\n"),
+              HasSubstr("501 "));
+  EXPECT_EQ(Bad("POST / HTTP/1.1\r\nhost: a\r\ncontent-encoding: gzip\r\n"
+                "content-length: 1\r\n\r\na"),
+            "415 content-encoding \"gzip\" cannot be read: send the body as it is");
+  EXPECT_EQ(Bad("GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n"), "400 there are 2 host headers");
   EXPECT_THAT(Bad("POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n"),
               HasSubstr("400 "));
 }
