@@ -304,6 +304,11 @@ void UcxLinks::AnswerConnects(Entry& entry, absl::StatusCode code, const std::st
   }
 }
 
+bool UcxLinks::moving() const {
+  return std::any_of(links_.begin(), links_.end(),
+                     [](const auto& entry) { return !entry.second.link->drained(); });
+}
+
 bool UcxLinks::Advance() {
   bool acted = false;
   if (shut_) {

@@ -67,6 +67,8 @@ class UcxLinks {
 
   bool empty() const { return links_.empty() && endpoints_.empty() && closing_.empty(); }
   bool closing() const { return num_closing_links_ > 0 || !closing_.empty(); }
+  // Some message is on its way, in or out.
+  bool moving() const;
   std::string LinkName(const Epoch& peer) const;
 
  private:

@@ -1,8 +1,8 @@
 // UcxTransport: Transport over UCX active messages with rendezvous (DESIGN.md section 5).
 //
 // One UCX context per link kind ("shm" and "tcp"; "rc" where devices exist), one worker each,
-// one progress thread for all: it spins for at most 50 us and then sleeps on UCX's event
-// descriptors.
+// one progress thread for all: it looks for work for 50 us, or 1 ms while a message is on its way,
+// and then sleeps on UCX's event descriptors.
 
 #ifndef KV_TRANSFER_UCX_TRANSPORT_H_
 #define KV_TRANSFER_UCX_TRANSPORT_H_
