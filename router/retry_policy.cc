@@ -22,6 +22,21 @@ bool IsInnocent(const absl::Status& error, bool accepted) {
   return !accepted && (absl::IsUnavailable(error) || absl::IsCancelled(error));
 }
 
+// What is wrong with the request itself, or over for it: no other worker would do better.
+bool IsTheRequestsOwn(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kDeadlineExceeded:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 RetryVerdict DecideRetry(const absl::Status& error, bool accepted, int32_t max_attempts,
@@ -30,14 +45,8 @@ RetryVerdict DecideRetry(const absl::Status& error, bool accepted, int32_t max_a
     ++failures->refused;
     return {.retry = true, .same_worker_back_off = BackOff(failures->refused)};
   }
+  if (IsTheRequestsOwn(error.code())) return {};
   switch (error.code()) {
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kOutOfRange:
-    case absl::StatusCode::kUnimplemented:
-    case absl::StatusCode::kUnauthenticated:
-    case absl::StatusCode::kPermissionDenied:
-    case absl::StatusCode::kDeadlineExceeded:
-      return {};
     case absl::StatusCode::kAborted:
     case absl::StatusCode::kNotFound:  // the other worker had dropped its half already
       ++failures->aborted;
@@ -59,13 +68,8 @@ RetryVerdict DecideRetry(const absl::Status& error, bool accepted, int32_t max_a
 bool BlamesWorker(const absl::Status& error) {
   const std::string reason = status::Reason(error);
   if (reason == status::kDraining || reason == status::kBadLogits) return false;
+  if (IsTheRequestsOwn(error.code())) return false;
   switch (error.code()) {
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kOutOfRange:
-    case absl::StatusCode::kUnimplemented:
-    case absl::StatusCode::kUnauthenticated:
-    case absl::StatusCode::kPermissionDenied:
-    case absl::StatusCode::kDeadlineExceeded:
     case absl::StatusCode::kResourceExhausted:
     case absl::StatusCode::kFailedPrecondition:  // another process is there, or they do not fit
     case absl::StatusCode::kNotFound:            // the other worker has dropped its half
