@@ -25,7 +25,6 @@ constexpr int kMaxStops = 16;
 constexpr size_t kMaxStopBytes = 4096;  // each branch keeps its own tables of them
 constexpr size_t kMaxCacheSaltBytes = 4096;
 constexpr int kMaxStopIds = 64;
-constexpr uint32_t kMaxLogprobs = 20;
 // Added and special tokens may swallow white space beside them: a margin on "no text is longer".
 constexpr size_t kTextLengthMargin = 4;
 

@@ -75,6 +75,7 @@ class ServedModels final {
 };
 
 inline constexpr uint32_t kMaxBranches = 16;  // of a prompt
+inline constexpr uint32_t kMaxLogprobs = 20;  // alternatives of a position
 
 // Bytes of text whose tokenising is too long for an RPC thread.
 inline constexpr size_t kInlineTokenizeBytes = 64 << 10;

@@ -11,9 +11,7 @@
 namespace router::http {
 namespace {
 
-std::string Dump(const Json& value) {
-  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
+std::string EventOf(const Json& body) { return absl::StrCat("data: ", Dump(body), "\n\n"); }
 
 }  // namespace
 
@@ -69,20 +67,23 @@ Json AnswerFrame::Usage() const {
           {"prompt_tokens_details", {{"cached_tokens", cached_tokens_}}}};
 }
 
+Json AnswerFrame::Chunk(Json choices) const {
+  return Object(request_.api == Api::kChat ? "chat.completion.chunk" : "text_completion",
+                std::move(choices));
+}
+
 std::string AnswerFrame::Event(Json choice) const {
-  Json event = Object(request_.api == Api::kChat ? "chat.completion.chunk" : "text_completion",
-                      Json::array({std::move(choice)}));
+  Json event = Chunk(Json::array({std::move(choice)}));
   if (request_.include_usage) event["usage"] = nullptr;
-  return absl::StrCat("data: ", Dump(event), "\n\n");
+  return EventOf(event);
 }
 
 std::string AnswerFrame::LastEvents() const {
   std::string events;
   if (request_.include_usage) {
-    Json event = Object(request_.api == Api::kChat ? "chat.completion.chunk" : "text_completion",
-                        Json::array());
+    Json event = Chunk(Json::array());
     event["usage"] = Usage();
-    events = absl::StrCat("data: ", Dump(event), "\n\n");
+    events = EventOf(event);
   }
   return events + "data: [DONE]\n\n";
 }

@@ -36,6 +36,7 @@ class AnswerFrame final {
 
  private:
   Json Object(const char* object, Json choices) const;
+  Json Chunk(Json choices) const;  // the object of an event
   Json Usage() const;
 
   const ApiRequest& request_;

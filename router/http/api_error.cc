@@ -97,7 +97,7 @@ std::string ErrorBody(int http_status, const std::string& message) {
                        {"type", TypeOf(http_status)},
                        {"param", ParamOf(http_status, message)},
                        {"code", CodeOf(http_status, message)}}}};
-  return body.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return Dump(body);
 }
 
 Response ErrorResponse(const absl::Status& status) {

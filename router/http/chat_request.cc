@@ -11,7 +11,6 @@ namespace {
 
 using ferry::v1::GenerateRequest;
 
-constexpr int64_t kMaxLogprobs = 20;
 constexpr std::array kEfforts = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
 
 void ReadLogprobs(Members* members, GenerateRequest* request) {

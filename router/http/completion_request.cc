@@ -1,5 +1,3 @@
-#include <limits>
-
 #include "absl/strings/str_cat.h"
 #include "router/http/sampling_members.h"
 #include "status/status_macros.h"
@@ -11,15 +9,11 @@ using ferry::v1::GenerateRequest;
 
 constexpr size_t kMaxPrompts = 1024;
 constexpr uint32_t kDefaultMaxTokens = 16;  // OpenAI's, of this API alone
-constexpr int64_t kMaxLogprobs = 20;
-
-bool IsId(const Json& value) {
-  return value.is_number_unsigned() && value <= std::numeric_limits<int32_t>::max();
-}
 
 absl::Status ReadIds(const std::string& place, const Json& ids, GenerateRequest* request) {
   for (size_t i = 0; i < ids.size(); ++i) {
-    if (!IsId(ids[i])) return BadMember(absl::StrCat(place, "[", i, "]"), ids[i], "a token id");
+    if (!IsTokenId(ids[i]))
+      return BadMember(absl::StrCat(place, "[", i, "]"), ids[i], "a token id");
     request->mutable_tokens()->add_ids(ids[i].get<uint32_t>());
   }
   return absl::OkStatus();

@@ -16,10 +16,6 @@ constexpr size_t kShownBytes = 80;
 // absl::StrCat of Debian does not take std::string_view.
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
-std::string Dump(const Json& value) {
-  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
 // Reads a body without keeping anything, as far as it is within the limits.  A pass of its own: the
 // library's callback for its tree looks at all elements of an array after each object in it.
 class Limits final : public nlohmann::json_sax<Json> {
@@ -90,6 +86,14 @@ absl::StatusOr<Json> ParseJsonObject(std::string_view body) {
         absl::StrCat("the body is ", Shown(value), ": must be an object"));
   }
   return value;
+}
+
+std::string Dump(const Json& value) {
+  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+bool IsTokenId(const Json& value) {
+  return value.is_number_unsigned() && value <= std::numeric_limits<int32_t>::max();
 }
 
 std::string Shown(const Json& value) {

@@ -24,6 +24,9 @@ using Json = nlohmann::ordered_json;
 // many members (finding one takes as long as there are others).
 absl::StatusOr<Json> ParseJsonObject(std::string_view body);
 
+// As text; what is no UTF-8 becomes U+FFFD.
+std::string Dump(const Json& value);
+bool IsTokenId(const Json& value);
 // A value in an error: enough to find it, not a whole prompt.
 std::string Shown(const Json& value);
 // "NAME is VALUE: must be RULE"

@@ -33,7 +33,7 @@ void ReadStops(Members* members, SamplingParams* sampling) {
     if (!ids->is_array()) members->Fail(BadMember("stop_token_ids", *ids, "an array of token ids"));
     for (size_t i = 0; ids->is_array() && i < ids->size(); ++i) {
       const Json& id = (*ids)[i];
-      if (!id.is_number_unsigned() || id > kInt32Max) {
+      if (!IsTokenId(id)) {
         members->Fail(BadMember(absl::StrCat("stop_token_ids[", i, "]"), id, "a token id"));
         return;
       }
