@@ -28,8 +28,6 @@ if $all; then
   run_preset tsan -LE 'gpu|soak'
   FERRY_FUZZ_SECONDS=60 run_preset fuzz -L fuzz
 else
-  # What fails is run once more, and the output says so: hundreds of processes on a machine that others use too.  --all
-  # asks for everything at the first try.
-  run_preset release -LE 'gpu|sanitizer|chaos|soak' --repeat until-pass:2
+  run_preset release -LE 'gpu|sanitizer|chaos|soak'
   run_preset fuzz -L fuzz
 fi
