@@ -10,11 +10,10 @@ import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 import urllib.request
 
-from network import WAIT_S, NameServer, Network, run, unshared, wait_for
+from network import WAIT_S, NameServer, main, run, wait_for
 
 BIN_DIR, MODEL = pathlib.Path(sys.argv[1]), sys.argv[2]
 ROUTER = "10.77.0.2"
@@ -183,17 +182,5 @@ def check(network):
     names.stop()
 
 
-def main():
-    with tempfile.TemporaryDirectory() as directory:
-        network = Network(pathlib.Path(directory))
-        try:
-            check(network)
-        except BaseException:
-            for log in sorted(network.directory.glob("*.log")):
-                print(f"--- {log.name}\n{log.read_text()[-6000:]}")
-            raise
-
-
 if __name__ == "__main__":
-    unshared()
-    main()
+    main(check)

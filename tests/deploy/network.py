@@ -1,12 +1,13 @@
 """A small network for tests: namespaces joined by a bridge, and a real DNS server.
 
-Everything lives in namespaces of the process that has called unshared(): nothing is left, however it ends.  Needs root.
+Everything lives in namespaces of the process that has called unshared(), or main(): nothing is left, however it ends.  Needs root.
 """
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 HUB = "10.77.0.1"
@@ -95,3 +96,16 @@ class NameServer:
         lines = [f"{ip} {name}.{self.domain}" for name, ips in records.items() for ip in ips]
         self.hosts.write_text("\n".join(lines) + "\n")
         self.process.send_signal(signal.SIGHUP)
+
+
+def main(check):
+    """Runs check(network); if it fails every process's log is shown."""
+    unshared()
+    with tempfile.TemporaryDirectory() as directory:
+        network = Network(pathlib.Path(directory))
+        try:
+            check(network)
+        except BaseException:
+            for log in sorted(network.directory.glob("*.log")):
+                print(f"--- {log.name}\n{log.read_text()[-6000:]}")
+            raise

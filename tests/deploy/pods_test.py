@@ -12,13 +12,12 @@ import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 
 import yaml
 
-from network import WAIT_S, NameServer, Network, run, unshared, wait_for
+from network import WAIT_S, NameServer, main, run, wait_for
 
 ROOT, BIN_DIR = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 KUBECTL = pathlib.Path(sys.executable).parent / "kubectl"
@@ -99,17 +98,5 @@ def check(network):
     names.stop()
 
 
-def main():
-    with tempfile.TemporaryDirectory() as directory:
-        network = Network(pathlib.Path(directory))
-        try:
-            check(network)
-        except BaseException:
-            for log in sorted(network.directory.glob("*.log")):
-                print(f"--- {log.name}\n{log.read_text()[-4000:]}")
-            raise
-
-
 if __name__ == "__main__":
-    unshared()
-    main()
+    main(check)
