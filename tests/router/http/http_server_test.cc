@@ -286,14 +286,15 @@ TEST_F(HttpServerTest, ConnectionsAboveTheLimitGet503) {
 
 TEST_F(HttpServerTest, ShutdownLetsResponsesEnd) {
   Start();
-  HttpClient idle(port());
-  idle.Ask("/echo", "a");
-  EXPECT_EQ(idle.Read().body, "a");
   HttpClient busy(port());
   busy.Ask("/wait");
   HttpClient stuck(port());
   auto exchange = TakeWaiting();
+  HttpClient idle(port());
+  idle.Ask("/echo", "a");
+  EXPECT_EQ(idle.Read().body, "a");
   std::thread shutdown([this] { server_->Shutdown(absl::Seconds(30)); });
+  // Connections are told in their order: when this one has ended the busy one knows.
   EXPECT_TRUE(idle.AtEnd());
   exchange->Post([exchange] { exchange->Respond({.body = "done"}); });
   exchange.reset();
