@@ -4,6 +4,9 @@
 # There: tar xzf OUT.tar.gz && ./ferry-gpu/gpu_check.sh, and gpu_serving.py --bin bin --model models/deepseek-v2-lite
 set -euo pipefail
 [ $# -eq 2 ] || { echo "usage: $0 BUILD_DIR OUT.tar.gz" >&2; exit 2; }
+for tool in patchelf strip; do
+  command -v "$tool" > /dev/null || { echo "gpu_bundle: $tool is not installed: apt-get install patchelf binutils" >&2; exit 1; }
+done
 build=$(realpath "$1")
 out=$(realpath -m "$2")
 tree=$(realpath "$(dirname "$0")/..")

@@ -3,10 +3,10 @@
 
   tools/gpu_serving.py --bin DIR --model bench/models/deepseek-v2-lite --out FILE.json [--layout both ...]
 
-Layouts: `both` is one worker on GPU 0 that prefills and decodes; `two_both` two of them; `split` a
-prefill worker on GPU 0 and a decode worker on GPU 1.  Each is measured with 1 and with 100 requests
-at once, 999 tokens in and 100 out; with --rates also with Poisson arrivals, as goodput under
-TTFT <= 500 ms and TPOT <= 20 ms.
+Layouts, on the GPUs of CUDA_VISIBLE_DEVICES: `both` is one worker on GPU 0 that prefills and decodes;
+`two_both` two of them; `split` a prefill worker on GPU 0 and a decode worker on GPU 1.  Each is
+measured with 1 and with 100 requests at once, 999 tokens in and 100 out; with --rates also with
+Poisson arrivals, as goodput under TTFT <= 500 ms and TPOT <= 20 ms.
 """
 import argparse
 import json
@@ -26,6 +26,7 @@ class System:
     def __init__(self, args, layout):
         self.args, self.layout, self.processes = args, layout, []
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="ferry_serving_"))
+        self.gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
 
     def __enter__(self):
         try:
@@ -60,7 +61,7 @@ class System:
         self.processes.append(subprocess.Popen(
             [f"{self.args.bin}/ferry-{kind}", f"--port_file={self.folder / name}",
              "--metrics_listen=127.0.0.1:0", *flags],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}, stdout=log, stderr=log))
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": self.gpus[gpu]}, stdout=log, stderr=log))
 
     def start_worker(self, number, kind, gpu, both):
         name = f"{kind}-{number}"
