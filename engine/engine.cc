@@ -103,6 +103,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
   limits.max_tokens = std::max(limits.max_tokens, limits.max_seqs);
   limits.max_absorbed_tokens =
       std::min(std::max(limits.max_absorbed_tokens, limits.max_seqs), limits.max_tokens);
+  limits.max_samples = std::max(limits.max_samples, limits.max_seqs);
   network_options.limits = limits;
   ASSIGN_OR_RETURN(std::unique_ptr<model::Network> network,
                    model::LoadNetwork(options.model_dir, network_options, *backend));

@@ -185,6 +185,17 @@ TEST_P(EngineTest, AMixedBatchWithTwoStepsInFlightGivesEachItsOwnText) {
 
 INSTANTIATE_TEST_SUITE_P(Models, EngineTest, testing::Values("v2_group", "v3_odd", "v3_fp8"));
 
+TEST(EngineCreateTest, AStepHoldsEverySequenceThatMayRun) {
+  EngineOptions options = Options("v3_odd");
+  options.limits = {.max_tokens = 100, .max_seqs = 130};
+  const auto engine = Engine::Create(options);
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  const model::StepLimits& limits = (*engine)->limits();
+  EXPECT_GE(limits.max_tokens, 130);
+  EXPECT_GE(limits.max_absorbed_tokens, 130);
+  EXPECT_GE(limits.max_samples, 130);
+}
+
 TEST(EngineCreateTest, WrongOptionsAreOneSentence) {
   EngineOptions options = Options("v3_odd");
   options.device = "tpu";
