@@ -261,6 +261,10 @@ void AddBenchCommand(CLI::App& app, absl::Status* result) {
   add("--slo_tpot_ms", options->level.tpot_ms, "... and with this time a further token; 0: any")
       ->check(CLI::Range(0.0, 1e9))
       ->group(kReport);
+  add("--slo_itl_ms", options->level.itl_ms,
+      "... and with this time between tokens in 99 of 100 cases; 0: any")
+      ->check(CLI::Range(0.0, 1e9))
+      ->group(kReport);
   add("--slo_e2e_ms", options->level.e2e_ms, "... and with this time to the last token; 0: any")
       ->check(CLI::Range(0.0, 1e9))
       ->group(kReport);

@@ -88,13 +88,15 @@ nlohmann::ordered_json ToJson(const LatencyStats& stats, bool any) {
 
 bool ServiceLevel::Holds(const MeasuredRequest& request) const {
   return (ttft_ms <= 0 || request.ttft_ms <= ttft_ms) &&
-         (tpot_ms <= 0 || request.tpot_ms <= tpot_ms) && (e2e_ms <= 0 || request.e2e_ms <= e2e_ms);
+         (tpot_ms <= 0 || request.tpot_ms <= tpot_ms) &&
+         (itl_ms <= 0 || Summarize(request.itl_ms).p99 <= itl_ms) &&
+         (e2e_ms <= 0 || request.e2e_ms <= e2e_ms);
 }
 
 std::string ServiceLevel::Text() const {
   std::vector<std::string> limits;
-  for (const auto& [name, ms] :
-       {std::pair{"TTFT", ttft_ms}, std::pair{"TPOT", tpot_ms}, std::pair{"E2E", e2e_ms}}) {
+  for (const auto& [name, ms] : {std::pair{"TTFT", ttft_ms}, std::pair{"TPOT", tpot_ms},
+                                 std::pair{"ITL", itl_ms}, std::pair{"E2E", e2e_ms}}) {
     if (ms > 0) limits.push_back(absl::StrFormat("%s %g ms", name, ms));
   }
   return absl::StrJoin(limits, ", ");
@@ -202,7 +204,11 @@ std::string LoadReport::Json() const {
       {"requests_per_s", throughput.requests_per_s},
       {"output_tokens_per_s", throughput.output_tokens_per_s},
       {"tokens_per_s", throughput.tokens_per_s},
-      {"slo", {{"ttft_ms", level.ttft_ms}, {"tpot_ms", level.tpot_ms}, {"e2e_ms", level.e2e_ms}}},
+      {"slo",
+       {{"ttft_ms", level.ttft_ms},
+        {"tpot_ms", level.tpot_ms},
+        {"itl_ms", level.itl_ms},
+        {"e2e_ms", level.e2e_ms}}},
       {"within_slo", num_within_level()},
       {"goodput_per_s", throughput.goodput_per_s},
       {"output_tokens", Sum(good, &MeasuredRequest::num_tokens)},

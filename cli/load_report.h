@@ -39,8 +39,9 @@ struct MeasuredRequest {
 struct ServiceLevel {
   double ttft_ms = 0;
   double tpot_ms = 0;
+  double itl_ms = 0;  // the 99th percentile of the request's own
   double e2e_ms = 0;
-  bool any() const { return ttft_ms > 0 || tpot_ms > 0 || e2e_ms > 0; }
+  bool any() const { return ttft_ms > 0 || tpot_ms > 0 || itl_ms > 0 || e2e_ms > 0; }
   bool Holds(const MeasuredRequest& request) const;
   std::string Text() const;  // "TTFT 500 ms, TPOT 50 ms"
 };

@@ -154,6 +154,8 @@ def check_live(folder, address):
     assert rate["within_slo"] == 12 and rate["goodput_per_s"] > 0 and rate["concurrency"] == 12, rate
     never = report(folder, *flags, "--input_tokens", 20, "--slo_ttft_ms", 0.001)
     assert never["within_slo"] == 0 and never["goodput_per_s"] == 0, never
+    between = [report(folder, *flags, "--input_tokens", 20, "--slo_itl_ms", limit)["within_slo"] for limit in (0.0001, 60000)]
+    assert between == [0, 12], between
     assert never["cached_tokens"] == never["attainable_tokens"] == 0, never
 
     # The default prompt is prefilled by a prefill worker, and its cache crosses.
