@@ -155,7 +155,7 @@ def check_live(folder, address):
     never = report(folder, *flags, "--input_tokens", 20, "--slo_ttft_ms", 0.001)
     assert never["within_slo"] == 0 and never["goodput_per_s"] == 0, never
     between = [report(folder, *flags, "--input_tokens", 20, "--slo_itl_ms", limit)["within_slo"] for limit in (0.0001, 60000)]
-    assert between == [0, 12], between
+    assert between[0] < between[1] == 12, between  # an answer in one message has no time between tokens
     assert never["cached_tokens"] == never["attainable_tokens"] == 0, never
 
     # The default prompt is prefilled by a prefill worker, and its cache crosses.
