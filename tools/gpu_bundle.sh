@@ -15,7 +15,7 @@ trap 'rm -rf "$work"' EXIT
 bundle=$work/ferry-gpu
 mkdir -p "$bundle/bin" "$bundle/lib"
 
-programs=(ferry ferry-router ferry-prefill ferry-decode cuda_kernels_test engine_speed)
+programs=(ferry ferry-router ferry-prefill ferry-decode cuda_kernels_test cuda_kernels engine_speed)
 for program in "${programs[@]}"; do
   [ -x "$build/bin/$program" ] || [ -n "$(find "$build" -name "$program" -type f -perm -u+x -print -quit)" ] || {
     echo "gpu_bundle: $program is not built in $build" >&2; exit 1; }

@@ -100,7 +100,7 @@ class System:
         if run.returncode != 0:
             print(self.logs())
             raise SystemExit(1)
-        return {"layout": self.layout, **json.loads(out.read_text())}
+        return {"layout": self.layout, "chunk_tokens": self.args.chunk_tokens, **json.loads(out.read_text())}
 
 
 def main():
@@ -111,16 +111,19 @@ def main():
     parser.add_argument("--layout", action="append", choices=["both", "two_both", "split"])
     parser.add_argument("--rates", default="", help="requests a second, comma-separated")
     parser.add_argument("--rate_requests", type=int, default=200)
+    parser.add_argument("--rates_only", action="store_true", help="nothing all at once")
     parser.add_argument("--cache_bytes", type=int, default=6 << 30)
     parser.add_argument("--batch_tokens", type=int, default=8192)
-    parser.add_argument("--chunk_tokens", type=int, default=8192)
+    parser.add_argument("--chunk_tokens", type=int, default=8192,
+                        help="of prompts in a step of a worker that decodes as well")
     args = parser.parse_args()
     results = []
     for layout in args.layout or ["both"]:
         with System(args, layout) as system:
             system.bench(4, 1)  # warms up
-            results.append(system.bench(8, 1))
-            results.append(system.bench(100, 100))
+            if not args.rates_only:
+                results.append(system.bench(8, 1))
+                results.append(system.bench(100, 100))
             for rate in filter(None, args.rates.split(",")):
                 results.append(system.bench(args.rate_requests, 512, "--request_rate", rate, *SLO))
     pathlib.Path(args.out).write_text(json.dumps(results, indent=1), encoding="utf-8")
