@@ -1,5 +1,6 @@
 #include "worker/kv_event_log.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -20,8 +21,13 @@ void KvEventLog::Append(std::vector<engine::BlockEvent> events) {
       }
       if (event.stored) by_hash_[event.hash] = stored_.insert(stored_.end(), event);
     }
+    ring_events_ += events.size();
     ring_.push_back(Frame{++last_seq_, std::move(events), /*snapshot=*/false});
-    if (ring_.size() > ring_frames_) ring_.pop_front();
+    const size_t most_events = std::max(kLeastReplayed, by_hash_.size());
+    while (ring_.size() > ring_frames_ || ring_events_ > most_events) {
+      ring_events_ -= ring_.front().events.size();
+      ring_.pop_front();
+    }
   }
   const std::lock_guard<std::mutex> lock(subscribers_mutex_);
   for (const auto& [id, wake] : subscribers_) wake();

@@ -26,7 +26,11 @@ class KvEventLog final {
     bool snapshot = false;  // replaces everything known, as of seq
   };
 
+  // The last frames are kept for replay: at most so many, and of no more events than a snapshot has
+  // (or kLeastReplayed, if it has fewer), because a reader that has missed more begins anew for
+  // less.
   explicit KvEventLog(size_t ring_frames = 65536);
+  static constexpr size_t kLeastReplayed = 1024;
 
   // One frame of events; nothing for an empty list.  Wakes the readers.
   void Append(std::vector<engine::BlockEvent> events);
@@ -48,6 +52,7 @@ class KvEventLog final {
   const size_t ring_frames_;
   mutable std::mutex mutex_;  // guards ring_ .. by_hash_
   std::deque<Frame> ring_;
+  size_t ring_events_ = 0;  // of all frames in ring_
   uint64_t last_seq_ = 0;
   std::list<engine::BlockEvent> stored_;  // the whole set, in order of storing
   absl::flat_hash_map<block_hash::BlockHash, std::list<engine::BlockEvent>::iterator> by_hash_;

@@ -74,6 +74,30 @@ TEST(KvEventLogTest, WhatTheRingHasLostComesAsASnapshot) {
   EXPECT_EQ(log.Read(4).size(), 2u);  // still in the ring
 }
 
+// A small cache whose blocks come and go for ever.
+TEST(KvEventLogTest, TheRingHoldsNoMoreThanIsWorthReplaying) {
+  KvEventLog log;
+  uint32_t n = 0;
+  const auto churn = [&](size_t blocks, size_t frames) {
+    for (size_t i = 0; i < frames; ++i) {
+      ++n;
+      log.Append({Stored(n, 0)});
+      if (n > blocks) log.Append({Removed(n - blocks)});
+    }
+  };
+  churn(/*blocks=*/50, 20'000);
+  constexpr uint64_t kLeast = KvEventLog::kLeastReplayed;
+  EXPECT_EQ(log.Read(log.last_seq() - kLeast + 1).size(), kLeast);
+  const auto beyond = log.Read(log.last_seq() - kLeast);
+  ASSERT_EQ(beyond.size(), 1u);
+  EXPECT_TRUE(beyond[0].snapshot);
+  EXPECT_EQ(beyond[0].events.size(), 50u);
+  // Where a snapshot is larger, so is the ring.
+  log.Append({Stored(0, 0)});
+  for (uint32_t i = 0; i < 3000; ++i) log.Append({Stored(1'000'000 + i, 0)});
+  EXPECT_EQ(log.Read(log.last_seq() - 2999).size(), 3000u);
+}
+
 TEST(KvEventLogTest, ANumberFromTheFutureGetsTheWholeTruth) {
   KvEventLog log;
   log.Append({Stored(1, 0)});
