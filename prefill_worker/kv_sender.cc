@@ -55,7 +55,14 @@ class Sender final : public KvSender {
 
   std::shared_ptr<KvSend> Start(SendSpec spec, std::function<void(SendResult)> on_end) override {
     auto send = std::make_shared<KvSendImpl>(KvSendContext{runtime_, metrics_, &links_, &calls_},
-                                             std::move(spec), std::move(on_end));
+                                             std::move(spec),
+                                             [this, on_end = std::move(on_end)](SendResult result) {
+                                               // Before anybody learns of the end, so that the
+                                               // gauge is not behind it.
+                                               Count(-1);
+                                               on_end(std::move(result));
+                                             });
+    Count(1);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       sends_.insert(send);
@@ -87,6 +94,12 @@ class Sender final : public KvSender {
     return {sends_.begin(), sends_.end()};
   }
 
+  void Count(int32_t change) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    num_live_ += change;
+    metrics_->SetTransfersInFlight(num_live_);
+  }
+
   void RunTicker() {
     std::unique_lock<std::mutex> lock(mutex_);
     while (!closed_) {
@@ -102,17 +115,12 @@ class Sender final : public KvSender {
   }
 
   void Tick(absl::Time now) {
-    int32_t live = 0;
     for (const auto& send : Sends()) {
       send->Tick(now);
-      if (!send->ended()) {
-        ++live;
-        continue;
-      }
+      if (!send->ended()) continue;
       const std::lock_guard<std::mutex> lock(mutex_);
       sends_.erase(send);
     }
-    metrics_->SetTransfersInFlight(live);
   }
 
   void OnPeerLost(const kv_transfer::Epoch& peer, absl::Status cause) {
@@ -129,7 +137,8 @@ class Sender final : public KvSender {
   std::mutex mutex_;  // guards everything below
   std::condition_variable changed_;
   bool closed_ = false;
-  absl::flat_hash_set<std::shared_ptr<KvSendImpl>> sends_;
+  int32_t num_live_ = 0;
+  absl::flat_hash_set<std::shared_ptr<KvSendImpl>> sends_;  // live ones, and ended ones for a tick
 
   std::thread ticker_;  // last: it starts when everything else exists
 };

@@ -22,6 +22,7 @@
 #include "prefill_worker/prefill_scheduler.h"
 #include "prefill_worker/prefill_service.h"
 #include "prometheus/registry.h"
+#include "prometheus/text_serializer.h"
 #include "worker/worker_service.h"
 
 namespace prefill_worker {
@@ -336,6 +337,8 @@ class PrefillFixture : public testing::Test {
               static_cast<uint32_t>(options_.worker.num_blocks));
     EXPECT_EQ(report.state_slots().free() + report.state_slots().cached(),
               static_cast<uint32_t>(runtime_->num_state_slots()));
+    EXPECT_THAT(prometheus::TextSerializer().Serialize(registry_->Collect()),
+                testing::HasSubstr("\nferry_transfer_inflight 0\n"));
   }
 
   std::shared_ptr<kv_transfer::LoopbackNetwork> network_ = kv_transfer::CreateLoopbackNetwork();
