@@ -77,7 +77,9 @@ int32_t Sample(uint64_t digest, const Draw& draw, int32_t vocab_size) {
 class RollingNetwork final : public model::Network {
  public:
   explicit RollingNetwork(const RollingOptions& options)
-      : layout_(SpecOf(options)), max_model_len_(options.max_model_len) {
+      : layout_(SpecOf(options)),
+        max_model_len_(options.max_model_len),
+        poison_seed_(options.poison_seed) {
     FERRY_CHECK(layout_.spec().Validate().ok()) << layout_.spec().Validate();
     config_.vocab_size = options.vocab_size;
   }
@@ -112,7 +114,8 @@ class RollingNetwork final : public model::Network {
                   .position = sample.position,
                   .banned = {sample.banned, static_cast<size_t>(sample.num_banned)}},
                  config_.vocab_size);
-      output.results[i] = {.token_id = sampled[i], .logprob = -1.0f};
+      const bool poisoned = poison_seed_ != 0 && sample.seed == poison_seed_;
+      output.results[i] = {.token_id = poisoned ? kernels::kNoToken : sampled[i], .logprob = -1.0f};
     }
     std::copy(sampled.begin(), sampled.end(), output.sampled_ids);
     return absl::OkStatus();
@@ -179,6 +182,7 @@ class RollingNetwork final : public model::Network {
   const model::CacheLayout layout_;
   const std::string digest_ = "rolling";
   const int32_t max_model_len_;
+  const uint64_t poison_seed_;
 };
 
 }  // namespace

@@ -28,6 +28,7 @@ struct RollingOptions {
   int32_t block_size = 128;
   int64_t state_slot_bytes = 1024;  // a multiple of 8, at least 24; 0: the model keeps no state
   int32_t num_penalty_slots = 16;
+  uint64_t poison_seed = 0;  // samples of this seed give no token; 0: of none
   model::StepLimits limits;
 };
 

@@ -125,6 +125,39 @@ TEST_F(PrefillStateTest, APromptOfWholeBlocksThatTheDecodeWorkerHasMovesItsState
   ExpectTruth(request, *decode_);
 }
 
+// Logits that are NaN, say: of that request alone, and it says so.
+TEST_F(PrefillStateTest, LogitsWithoutATokenEndTheirRequestAndNoOther) {
+  network_options_.poison_seed = 13;
+  Start(/*num_state_slots=*/4);
+  std::vector<ferry::v1::PrefillRequest> requests;
+  std::vector<std::unique_ptr<PrefillCall>> calls;
+  for (uint32_t i = 0; i < 4; ++i) {
+    requests.push_back(Request(absl::StrCat("r", i), Tokens(150, i), *decode_));
+    auto* sampling = requests.back().mutable_spec()->mutable_sampling();
+    sampling->set_temperature(1);
+    sampling->set_seed(i == 1 ? 13 : 1);
+    sampling->set_n(2);
+    calls.push_back(std::make_unique<PrefillCall>(stub_.get(), requests.back()));
+  }
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const absl::Status status = calls[i]->Finish();
+    if (i == 1) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+      EXPECT_EQ(status::Reason(status), status::kBadLogits);
+      EXPECT_THAT(std::string(status.message()), testing::HasSubstr("logits behind token 150"));
+    } else {
+      EXPECT_TRUE(status.ok()) << status;
+      ExpectTruth(requests[i], *decode_);
+    }
+  }
+  // The same prompt with another seed is served.
+  requests[1].mutable_spec()->mutable_key()->set_request_id("again");
+  requests[1].mutable_spec()->mutable_sampling()->set_seed(2);
+  EXPECT_EQ(Prefill(requests[1]).kv_blocks(), 3u);
+  ExpectTruth(requests[1], *decode_);
+  ExpectEverythingGivenBack();
+}
+
 TEST_F(PrefillStateTest, BranchesAreSampledTogetherHoweverFullTheSteps) {
   Start(/*num_state_slots=*/4);
   std::vector<ferry::v1::PrefillRequest> requests;
