@@ -15,8 +15,6 @@
 namespace router {
 namespace {
 
-// A worker that is there answers a new request at once, however long its queue is.
-constexpr absl::Duration kAcceptTimeout = absl::Seconds(10);
 // gRPC's clock of a deadline and ours may differ by this.
 constexpr absl::Duration kDeadlineTolerance = absl::Milliseconds(10);
 
@@ -183,13 +181,15 @@ void Generation::OnPlaced(const Placement& placement) {
   ArmAcceptTimer(Leg::kDecode);
 }
 
+// A worker that is there accepts a new request at once, however long its queue is.
 void Generation::ArmAcceptTimer(Leg leg) {
   context_.loop->CancelTimer(accept_timer_);
-  accept_timer_ = context_.loop->After(kAcceptTimeout, [this, leg] {
+  accept_timer_ = context_.loop->After(context_.accept_limit, [this, leg] {
     accept_timer_ = 0;
     FailTry(leg, absl::UnavailableError(absl::StrCat(
                      "worker ", leg == Leg::kDecode ? decode_address_ : prefill_address_,
-                     " did not accept the request within ", absl::FormatDuration(kAcceptTimeout))));
+                     " did not accept the request within ",
+                     absl::FormatDuration(context_.accept_limit))));
   });
 }
 

@@ -66,6 +66,7 @@ struct GenerationContext {
   tracing::SpanExporter* spans = nullptr;  // null: nobody wants them
   int32_t max_attempts = 10;
   int32_t max_migrations = 1;
+  absl::Duration accept_limit = absl::Seconds(10);
   absl::Duration stream_idle = absl::Seconds(30);
 };
 

@@ -114,6 +114,10 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
                           "a decode worker that sends no token for so long is given up");
   service::AddSecondsFlag(app, "--heartbeat_s", &options->heartbeat,
                           "period of worker reports; 3 missed: suspect, 5 missed: dead");
+  service::AddSecondsFlag(app, "--accept_limit_s", &options->accept_limit,
+                          "a worker that has not accepted a request for so long is given up");
+  service::AddSecondsFlag(app, "--cancel_ack_s", &options->cancel_ack,
+                          "how long a worker may take to confirm that it has cancelled a request");
   service::AddSecondsFlag(app, "--worker_wait_s", &options->worker_wait,
                           "how long a request that no other worker can serve waits for one that is "
                           "away");

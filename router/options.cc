@@ -78,6 +78,8 @@ std::vector<std::pair<const char*, absl::Duration>> RouterOptions::durations() c
   return {{"default_deadline", default_deadline},
           {"stream_idle", stream_idle},
           {"heartbeat", heartbeat},
+          {"accept_limit", accept_limit},
+          {"cancel_ack", cancel_ack},
           {"worker_wait", worker_wait},
           {"drain_limit", drain_limit},
           {"breaker_open", breaker_open},

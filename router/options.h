@@ -44,6 +44,8 @@ struct RouterOptions {
   absl::Duration default_deadline = absl::Seconds(600);  // --default_deadline_s
   absl::Duration stream_idle = absl::Seconds(30);        // --stream_idle_s
   absl::Duration heartbeat = absl::Seconds(1);           // --heartbeat_s; 5 missed: dead
+  absl::Duration accept_limit = absl::Seconds(10);       // --accept_limit_s to accept a request
+  absl::Duration cancel_ack = absl::Seconds(1);          // --cancel_ack_s to confirm a cancel
   absl::Duration worker_wait = absl::Seconds(30);     // --worker_wait_s for a worker that is away
   absl::Duration drain_limit = absl::Seconds(120);    // --drain_limit_s
   absl::Duration breaker_open = absl::Seconds(5);     // --breaker_open_s

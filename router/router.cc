@@ -36,6 +36,7 @@ Router::Router(const RouterOptions& options, std::vector<std::unique_ptr<ModelAs
                                               .names = {},
                                               .tls = options.tls,
                                               .heartbeat = options.heartbeat,
+                                              .cancel_ack = options.cancel_ack,
                                               .hash_seed = options.hash_seed};
   for (const std::string& text : options.workers) {
     WorkerName name = *ParseWorkerName(text);  // checked by Validate
@@ -83,6 +84,7 @@ Router::Router(const RouterOptions& options, std::vector<std::unique_ptr<ModelAs
                          .spans = spans_.get(),
                          .max_attempts = options.max_attempts,
                          .max_migrations = options.max_migrations,
+                         .accept_limit = options.accept_limit,
                          .stream_idle = options.stream_idle};
   for (const auto& [name, duration] : options.durations()) {
     metrics_->SetConfigSeconds(name, duration);

@@ -19,7 +19,6 @@ using ferry::v1::DecodeWorker;
 using ferry::v1::PrefillWorker;
 using ferry::v1::Worker;
 
-constexpr absl::Duration kCancelTimeout = absl::Seconds(1);
 // How long a worker may take to end a stream on which it has said all.
 constexpr absl::Duration kEndTimeout = absl::Seconds(1);
 // The router ends a request at its deadline; the RPC's own is for the case that it cannot.
@@ -186,9 +185,11 @@ class UnaryHandle final : public RpcCall {
 
 class GrpcWorkerClient final : public WorkerClient {
  public:
-  GrpcWorkerClient(const std::string& address, const service::TlsOptions& tls, EventLoop* loop,
+  GrpcWorkerClient(const std::string& address, const service::TlsOptions& tls,
+                   absl::Duration cancel_ack, EventLoop* loop,
                    std::shared_ptr<OutstandingCalls> outstanding)
       : address_(address),
+        cancel_ack_(cancel_ack),
         loop_(loop),
         outstanding_(std::move(outstanding)),
         control_(service::MakeChannel(address, tls)),
@@ -259,7 +260,7 @@ class GrpcWorkerClient final : public WorkerClient {
     call->request = std::move(request);
     service::AddTraceparent(traceparent, &call->context);
     call->context.set_deadline(std::chrono::system_clock::now() +
-                               absl::ToChronoMilliseconds(kCancelTimeout));
+                               absl::ToChronoMilliseconds(cancel_ack_));
     outstanding_->Add();
     worker_->async()->Cancel(
         &call->context, &call->request, &call->response,
@@ -307,6 +308,7 @@ class GrpcWorkerClient final : public WorkerClient {
   }
 
   const std::string address_;
+  const absl::Duration cancel_ack_;
   EventLoop* const loop_;
   const std::shared_ptr<OutstandingCalls> outstanding_;
   const std::shared_ptr<grpc::Channel> control_;
@@ -334,9 +336,10 @@ bool OutstandingCalls::WaitForNone(absl::Duration timeout) {
 }
 
 std::shared_ptr<WorkerClient> WorkerClient::Create(const std::string& address,
-                                                   const service::TlsOptions& tls, EventLoop* loop,
+                                                   const service::TlsOptions& tls,
+                                                   absl::Duration cancel_ack, EventLoop* loop,
                                                    std::shared_ptr<OutstandingCalls> outstanding) {
-  return std::make_shared<GrpcWorkerClient>(address, tls, loop, std::move(outstanding));
+  return std::make_shared<GrpcWorkerClient>(address, tls, cancel_ack, loop, std::move(outstanding));
 }
 
 }  // namespace router

@@ -78,8 +78,10 @@ struct StreamSink {
 
 class WorkerClient {
  public:
+  // A Cancel that the worker has not confirmed for `cancel_ack` is given up.
   static std::shared_ptr<WorkerClient> Create(const std::string& address,
-                                              const service::TlsOptions& tls, EventLoop* loop,
+                                              const service::TlsOptions& tls,
+                                              absl::Duration cancel_ack, EventLoop* loop,
                                               std::shared_ptr<OutstandingCalls> outstanding);
   virtual ~WorkerClient() = default;
 

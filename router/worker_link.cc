@@ -191,7 +191,8 @@ void WorkerLink::SetState(LinkState state) {
 void WorkerLink::Connect() {
   CloseStreams();
   // New channels each time: a channel that has failed waits with its own back-off.
-  client_ = WorkerClient::Create(options_.address, options_.tls, loop_, outstanding_);
+  client_ = WorkerClient::Create(options_.address, options_.tls, options_.cancel_ack, loop_,
+                                 outstanding_);
   info_call_ = client_->GetInfo(kInfoTimeout, [this](absl::StatusOr<ferry::v1::WorkerInfo> info) {
     OnInfo(std::move(info));
   });

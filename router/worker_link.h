@@ -51,6 +51,7 @@ class WorkerLink final {
     std::string address;
     service::TlsOptions tls;
     absl::Duration heartbeat = absl::Seconds(1);
+    absl::Duration cancel_ack = absl::Seconds(1);
     uint64_t hash_seed = 0;  // with another one the worker's block hashes mean nothing here
   };
 

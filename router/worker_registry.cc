@@ -39,6 +39,7 @@ WorkerLink* WorkerRegistry::Add(const std::string& address) {
   const WorkerLink::Options link_options = {.address = address,
                                             .tls = options_.tls,
                                             .heartbeat = options_.heartbeat,
+                                            .cancel_ack = options_.cancel_ack,
                                             .hash_seed = options_.hash_seed};
   links_[slot] =
       std::make_unique<WorkerLink>(slot, link_options, loop_, outstanding_, index_, this);

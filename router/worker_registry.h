@@ -33,6 +33,7 @@ class WorkerRegistry final : public WorkerLink::Listener {
     std::vector<std::string> names;  // behind which SetFound will find more of them
     service::TlsOptions tls;
     absl::Duration heartbeat = absl::Seconds(1);
+    absl::Duration cancel_ack = absl::Seconds(1);
     uint64_t hash_seed = 0;
   };
 

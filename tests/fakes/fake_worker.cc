@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "ferry/v1/worker.grpc.pb.h"
 #include "grpcpp/server_context.h"
 #include "service/grpc_server.h"
@@ -230,6 +231,7 @@ class FakeWorker::Services final : public Worker::CallbackService,
     {
       std::lock_guard lock(mutex_);
       cancels_.push_back(request->key());
+      cancel_limits_.push_back(absl::FromChrono(context->deadline()) - absl::Now());
       open_decodes_.erase(KeyText(request->key()));
     }
     worker_->Heard();
@@ -416,6 +418,7 @@ class FakeWorker::Services final : public Worker::CallbackService,
   std::vector<DecodeRequest> decodes_;
   std::vector<PrefillRequest> prefills_;
   std::vector<RequestKey> cancels_;
+  std::vector<absl::Duration> cancel_limits_;
   std::vector<PushHeldRequest> pushes_;
   std::vector<uint64_t> kv_starts_;
   int renewals_ = 0;
@@ -526,6 +529,11 @@ std::vector<PrefillRequest> FakeWorker::prefills() const {
   std::lock_guard lock(services_->mutex_);
   return services_->prefills_;
 }
+std::vector<absl::Duration> FakeWorker::cancel_limits() const {
+  std::lock_guard lock(services_->mutex_);
+  return services_->cancel_limits_;
+}
+
 std::vector<RequestKey> FakeWorker::cancels() const {
   std::lock_guard lock(services_->mutex_);
   return services_->cancels_;

@@ -120,6 +120,7 @@ class FakeWorker {
   std::vector<ferry::v1::DecodeRequest> decodes() const;
   std::vector<ferry::v1::PrefillRequest> prefills() const;
   std::vector<ferry::v1::RequestKey> cancels() const;
+  std::vector<absl::Duration> cancel_limits() const;  // how long the caller of each waits
   std::vector<ferry::v1::PushHeldRequest> pushes() const;
   int num_renewals() const;
   int num_broken() const;  // streams that the router ended before they were done

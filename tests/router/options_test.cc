@@ -24,6 +24,8 @@ TEST(RouterOptionsTest, NamesEveryProblemAtOnce) {
   options.max_attempts = 0;
   options.max_migrations = -1;
   options.heartbeat = absl::ZeroDuration();
+  options.accept_limit = absl::ZeroDuration();
+  options.cancel_ack = absl::Seconds(-1);
   options.tls.cert_file = "cert";
   options.http_listen = "8000";
   options.tenant_max_running = -1;
@@ -40,6 +42,7 @@ TEST(RouterOptionsTest, NamesEveryProblemAtOnce) {
             HasSubstr("--max_migrations: -1"), HasSubstr("\"dns:///c\" is neither"),
             HasSubstr("--dns_refresh_s: 0"), HasSubstr("--otlp_endpoint: \"collector:4318\""),
             HasSubstr("--trace_ratio: 1.5"), HasSubstr("--heartbeat_s: 0"),
+            HasSubstr("--accept_limit_s: 0"), HasSubstr("--cancel_ack_s: -1s"),
             HasSubstr("--tls_cert and --tls_key"), HasSubstr("--http_listen: "),
             HasSubstr("--tenant_max_running: -1"),
             HasSubstr("--tenant_limit: \"b=1\" is not NAME=RUNNING:QUEUED"),

@@ -102,6 +102,20 @@ TEST_F(RouterFixture, TheDeadlineEndsTheRequestAtBothWorkers) {
   EXPECT_TRUE(IsIdle());
 }
 
+TEST_F(RouterFixture, ACancelWaitsForItsConfirmationAsLongAsTold) {
+  options_.cancel_ack = absl::Seconds(7);
+  FakeWorker* const d = Decode();
+  d->on_decode = [](std::shared_ptr<DecodeCall> call) { call->Accept(); };
+  StartRouter();
+  auto call = Start(Text("hi"));
+  ASSERT_TRUE(d->WaitFor([&] { return d->decodes().size() == 1; }));
+  call->Cancel();
+  ASSERT_TRUE(d->WaitFor([&] { return d->cancels().size() == 1; }));
+  // A second of a busy machine's slack below, none above.
+  EXPECT_GT(d->cancel_limits()[0], absl::Seconds(6));
+  EXPECT_LE(d->cancel_limits()[0], absl::Seconds(7) + absl::Milliseconds(50));
+}
+
 TEST_F(RouterFixture, ASilentStreamIsGivenUp) {
   options_.stream_idle = absl::Milliseconds(150);
   options_.max_migrations = 0;

@@ -88,6 +88,40 @@ TEST_F(RouterFixture, AFailedPrefillIsRepeatedElsewhereAndItsDecodeIsCancelled) 
   EXPECT_TRUE(IsIdle());
 }
 
+TEST_F(RouterFixture, AWorkerThatDoesNotAcceptARequestInTimeLosesItToAnother) {
+  options_.accept_limit = absl::Milliseconds(150);
+  options_.breaker_failures = 0;
+  FakeWorker* const p1 = Prefill();
+  FakeWorker* const p2 = Prefill();
+  FakeWorker* const d1 = Decode();
+  FakeWorker* const d2 = Decode();
+  std::atomic<int> silent{0};
+  for (FakeWorker* const p : {p1, p2}) {
+    p->on_prefill = [&silent, p](std::shared_ptr<PrefillCall> call) {
+      if (silent-- <= 0) p->DefaultPrefill(call);
+    };
+  }
+  for (FakeWorker* const d : {d1, d2}) {
+    d->on_decode = [&silent, d](std::shared_ptr<DecodeCall> call) {
+      if (silent-- <= 0) d->DefaultDecode(call);
+    };
+  }
+  StartRouter();
+  silent = 1;
+  Answer answer = Generate(Text("hi"));
+  ASSERT_EQ(answer.status, absl::OkStatus());
+  EXPECT_EQ(answer.summary.attempts(), 2u);
+  EXPECT_EQ(d1->decodes().size(), 1u);
+  EXPECT_EQ(d2->decodes().size(), 1u);
+  for (FakeWorker* const d : {d1, d2}) d->on_decode = nullptr;
+  silent = 1;
+  answer = Generate(Tokens(200));
+  ASSERT_EQ(answer.status, absl::OkStatus());
+  EXPECT_EQ(answer.summary.attempts(), 2u);
+  EXPECT_EQ(p1->prefills().size(), 1u);
+  EXPECT_EQ(p2->prefills().size(), 1u);
+}
+
 TEST_F(RouterFixture, TheOnlyPairIsTriedAgainAfterABackOff) {
   FakeWorker* const p = Prefill();
   Decode();
