@@ -1,6 +1,11 @@
 // What a transport must do when the other process dies, stands still or is replaced.  Each case has
 // a real second process.  FERRY_CHAOS_ROUNDS repeats the destructive ones.
 
+#include <malloc.h>
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#include <sanitizer/allocator_interface.h>
+#endif
+
 #include <cstdlib>
 #include <functional>
 
@@ -20,6 +25,16 @@ constexpr size_t kBlockBytes = 64 * 27 * 1152;  // a block of 27 layers in bfloa
 int Rounds() {
   const char* const rounds = std::getenv("FERRY_CHAOS_ROUNDS");
   return rounds == nullptr ? 3 : std::max(1, std::atoi(rounds));
+}
+
+// Of this process, by its allocator.
+int64_t BytesInUse() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return static_cast<int64_t>(__sanitizer_get_current_allocated_bytes());
+#else
+  const struct mallinfo2 info = mallinfo2();
+  return static_cast<int64_t>(info.uordblks + info.hblkhd);
+#endif
 }
 
 class PeerProcessTest : public testing::TestWithParam<std::string> {
@@ -139,6 +154,29 @@ TEST_P(PeerProcessTest, KilledSenderEndsItsTransfers) {
     ReceiveAll(40 + round);
     if (HasFatalFailure()) return;
   }
+}
+
+// What UCX and this transport keep of a peer that has died in the middle of a transfer: some
+// hundred bytes over shared memory, nothing over sockets.
+TEST_P(PeerProcessTest, KilledPeersLeaveNoMemoryBehind) {
+  constexpr int kWarm = 10;  // UCX's pools grow to what is in flight at once
+  constexpr int kKilled = 20;
+  constexpr int64_t kMostBytesEach = 4096;
+  int64_t before = 0;
+  for (int round = 0; round < kWarm + kKilled; ++round) {
+    if (round == kWarm) before = BytesInUse();
+    const uint64_t received = side_->transport->received();
+    const Promised<IncomingResult> ended = StartReceiving(round);
+    ASSERT_TRUE(side_->transport->WaitForReceived(received + 1 + round % 4));
+    peer_->Kill();
+    ASSERT_TRUE(ended.Wait().has_value());
+    peer_ = std::make_unique<PeerProcess>(GetParam());
+    Connect();
+    if (HasFatalFailure()) return;
+  }
+  const int64_t each = (BytesInUse() - before) / kKilled;
+  std::printf("%s: %ld bytes a killed peer\n", GetParam().c_str(), static_cast<long>(each));
+  EXPECT_LT(each, kMostBytesEach);
 }
 
 TEST_P(PeerProcessTest, KilledReceiverEndsOurSends) {
