@@ -6,13 +6,17 @@ worker taken, then offers that rate and twice that rate as open loops (Poisson) 
 goodput of each: requests a second that got their first token, and each further one, in time.  The
 router is told the same time to the first token (--max_ttft_s) and refuses what it would serve too late.
 
-    tools/overload_bench.py [--bin build/release/bin] [--seconds 20] [--rounds 3] [--json FILE]
+    tools/overload_bench.py [--bin build/release/bin] [--seconds 20] [--rounds 3] [--report FILE]
+
+--report appends the numbers to a file of which tools/reliability_report.py makes a table.
 """
 
 import argparse
+import datetime
 import json
 import os
 import pathlib
+import platform
 import re
 import statistics
 import subprocess
@@ -54,7 +58,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--router_flag", action="append", default=[],
                         help="a further flag of the router; repeatable")
-    parser.add_argument("--json", help="file that receives every number")
+    parser.add_argument("--report", help="file that gets a line with every number")
     args = parser.parse_args()
 
     serve = subprocess.Popen(
@@ -75,27 +79,33 @@ def main():
         print(f"capacity {capacity:.2f} requests/s of {args.input_tokens} in, {args.output_tokens} out; "
               f"TPOT p99 {closed['tpot_ms']['p99']:.2f} ms; in time: TTFT {args.slo_ttft_ms:g} ms, "
               f"TPOT {slo_tpot_ms:.2f} ms")
-        goodput = {1: [], 2: []}
-        reports = []
+        reports = {1: [], 2: []}
         for _ in range(args.rounds):
-            for times in goodput:
+            for times in reports:
                 report = open_loop(args, address, times * capacity, slo_tpot_ms)
-                reports.append({"times": times, **report})
-                goodput[times].append(report["goodput_per_s"])
                 refused = sum(n for what, n in report["failures"].items()
                               if what.startswith("RESOURCE_EXHAUSTED"))
                 failed = sum(report["failures"].values()) - refused
+                reports[times].append({**report, "refused": refused, "failed": failed})
                 print(f"{times}x: goodput {report['goodput_per_s']:.2f}/s, served "
                       f"{report['requests_per_s']:.2f}/s, {report['within_slo']} of "
                       f"{report['num_requests']} in time, {refused} refused, {failed} failed; TTFT "
                       f"median {report['ttft_ms']['median']:.0f}, p99 {report['ttft_ms']['p99']:.0f} ms",
                       flush=True)
-        one, two = (statistics.median(goodput[times]) for times in (1, 2))
+        one, two = (statistics.median(report["goodput_per_s"] for report in reports[times])
+                    for times in (1, 2))
         print(f"goodput at twice the capacity: {two:.2f}/s, {100 * two / one:.0f} % of the {one:.2f}/s "
               f"at once the capacity (medians of {args.rounds})")
-        if args.json:
-            pathlib.Path(args.json).write_text(json.dumps(
-                {"capacity": capacity, "goodput_1x": one, "goodput_2x": two, "runs": reports}))
+        if args.report:
+            line = {"suite": "overload", "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+                    "machine": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
+                    "load": round(os.getloadavg()[0], 1), "capacity": capacity,
+                    "input_tokens": args.input_tokens, "output_tokens": args.output_tokens,
+                    "slo_ttft_ms": args.slo_ttft_ms, "slo_tpot_ms": slo_tpot_ms,
+                    "goodput": {"1": one, "2": two},
+                    "runs": {str(times): runs for times, runs in reports.items()}}
+            with open(args.report, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
     finally:
         serve.terminate()
         serve.wait()

@@ -4,10 +4,11 @@
 usage: reliability_report.py RESULTS [ROOT]
 
 RESULTS is the file that FERRY_CHAOS_REPORT named: one JSON object a line, as tests/chaos/report.h says.
-Runs of the same fault are added up.
+Runs of the same fault are added up.  The last line of tools/overload_bench.py --report becomes a table of its own.
 """
 import json
 import pathlib
+import statistics
 import sys
 
 HEAD = """# What happens when things break
@@ -24,6 +25,7 @@ After each fault of the first table, and each edge, the gauges of blocks, reques
 threads and descriptors where they were; otherwise the run fails and there is no such page.
 
     FERRY_CHAOS_REPORT=$PWD/build/chaos.jsonl FERRY_SOAK_CSV=$PWD/build/soak.csv ctest --test-dir build/release -L 'chaos|soak'
+    tools/overload_bench.py --report build/chaos.jsonl
     tools/plot_soak.py build/soak.csv && tools/reliability_report.py build/chaos.jsonl
 
 `FERRY_CHAOS_SEED` makes other faults, `FERRY_CHAOS_SECONDS` a longer storm, `FERRY_SOAK_MINUTES` (30) a shorter soak.
@@ -38,6 +40,22 @@ SUITES = [("faults", "One fault at a time, under load", "fault"),
           ("storm", "Faults without a rest, under load", "storm"),
           ("soak", "A long run at 80 % load", "run"),
           ("edges", "Edges of the protocol, one at a time", "edge")]
+FOOTPRINTS = """
+| process that lives through it | memory at its end, MiB | growth in its second half, % an hour | descriptors | threads |
+| --- | --- | --- | --- | --- |
+"""
+OVERLOAD = """
+## More than can be served
+
+`tools/overload_bench.py`: one prefill and one decode worker whose capacity, measured with every seat taken, is {capacity:.1f} requests a
+second of {input_tokens} tokens in and {output_tokens} out; that rate and twice that rate offered at random moments, {rounds} times in turns.
+In time: the first token within {slo_ttft_ms:.0f} ms, the others at {slo_tpot_ms:.1f} ms each or less. Load of the machine beside it: {load}.
+
+| offered | goodput, requests/s (median) | offered in all | in time | refused | failed | served late | first token, ms: median, p99 |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+{rows}
+Goodput at twice the capacity is **{percent:.0f} %** of that at once the capacity.
+"""
 SUMS = ("injected", "requests", "lost", "wrong", "late")
 
 
@@ -47,6 +65,19 @@ def row(name: str, runs: list) -> str:
     beyond = max(0.0, max(run["worst_overrun_s"] for run in runs))
     cells = [name, *sums, f"{max(run['longest_s'] for run in runs):.1f}", f"{beyond:.2f}"]
     return "| " + " | ".join(str(cell) for cell in cells) + " |\n"
+
+
+def overload_table(bench: dict) -> str:
+    rows = ""
+    for times, runs in sorted(bench["runs"].items()):
+        offered, in_time, refused, failed = (
+            sum(run[key] for run in runs) for key in ("num_requests", "within_slo", "refused", "failed"))
+        ttft = [statistics.median(run["ttft_ms"][key] for run in runs) for key in ("median", "p99")]
+        cells = [f"{times} x", f"{bench['goodput'][times]:.1f}", offered, in_time, refused, failed,
+                 offered - in_time - refused - failed, f"{ttft[0]:.0f}, {ttft[1]:.0f}"]
+        rows += "| " + " | ".join(str(cell) for cell in cells) + " |\n"
+    return OVERLOAD.format(**bench, rounds=len(bench["runs"]["1"]), rows=rows,
+                           percent=100 * bench["goodput"]["2"] / bench["goodput"]["1"])
 
 
 def readable(name: str) -> str:
@@ -62,6 +93,9 @@ def main() -> None:
     results = pathlib.Path(sys.argv[1])
     root = pathlib.Path(sys.argv[2] if len(sys.argv) > 2 else ".")
     runs = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    benches = [run for run in runs if run["suite"] == "overload"]
+    footprints = {run["process"]: run for run in runs if run["suite"] == "footprint"}  # the last of each
+    runs = [run for run in runs if run["suite"] not in ("overload", "footprint")]
     if not runs:
         sys.exit(f"{results} holds no results")
     dates = sorted({run["date"] for run in runs})
@@ -82,8 +116,14 @@ def main() -> None:
         text += TABLE.format(title=title, what=what)
         for fault in sorted(by_fault):
             text += row(readable(fault), by_fault[fault])
+        if suite == "soak" and footprints:
+            text += FOOTPRINTS + "".join(
+                f"| {name} | {one['resident_bytes'] / 2**20:.1f} | {100 * one['growth_per_hour']:+.1f} | "
+                f"{one['descriptors']} | {one['threads']} |\n" for name, one in footprints.items())
         if suite == "soak" and (root / "docs/soak.svg").exists():
             text += "\n![Memory, descriptors and threads of the processes that live through it](soak.svg)\n"
+    if benches:
+        text += overload_table(benches[-1])
     (root / "docs/reliability.md").write_text(text, encoding="utf-8")
 
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "tests/chaos/gauges.h"
 #include "tests/chaos/observer.h"
 
 namespace chaos {
@@ -15,6 +16,9 @@ namespace chaos {
 // saw meanwhile.  Nothing is written where FERRY_CHAOS_REPORT is not set.
 void Report(const std::string& suite, const std::string& fault, int64_t injected, uint64_t seed,
             const Tally& tally);
+// What a process that lived through the soak held at its end, and how its memory grew in the second
+// half, as a part an hour.
+void ReportFootprint(const std::string& process, const Footprint& last, double growth_per_hour);
 
 // The environment's value of a whole number, or `value`.
 int64_t FromEnvironment(const char* name, int64_t value);

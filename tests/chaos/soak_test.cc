@@ -152,6 +152,7 @@ TEST(SoakTest, MemoryAndDescriptorsStayFlat) {
     std::printf("%s: memory %+.2f %% an hour, %d descriptors, %d threads\n", course.name.c_str(),
                 100 * per_hour, course.points.back().second.descriptors,
                 course.points.back().second.threads);
+    ReportFootprint(course.name, course.points.back().second, per_hour);
     EXPECT_LT(per_hour, kMaxGrowthPerHour + kNoise / absl::ToDoubleHours(ran / 2)) << course.name;
   }
   Report("soak", absl::StrCat("soak of ", absl::FormatDuration(length)), num_faults, seed, tally);
