@@ -1,5 +1,6 @@
 #include "cli/health_command.h"
 
+#include <chrono>
 #include <future>
 #include <iostream>
 #include <memory>
@@ -8,7 +9,6 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cli/router_flags.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -43,7 +43,8 @@ absl::StatusOr<std::string> Ask(const Options& options) {
   };
   const auto call = std::make_shared<Call>(absl::StrCat(
       "\x0a", std::string(1, static_cast<char>(options.service.size())), options.service));
-  call->context.set_deadline(absl::ToChronoTime(absl::Now() + options.timeout));
+  call->context.set_deadline(std::chrono::system_clock::now() +
+                             absl::ToChronoMilliseconds(options.timeout));
   std::future<grpc::Status> ended = call->ended.get_future();
   const ferry::ClientOptions& client = options.client;
   grpc::GenericStub stub(service::MakeChannel(

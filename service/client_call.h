@@ -7,6 +7,7 @@
 #ifndef SERVICE_CLIENT_CALL_H_
 #define SERVICE_CLIENT_CALL_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -17,7 +18,6 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/support/status.h"
@@ -45,7 +45,10 @@ std::shared_ptr<grpc::ClientContext> StartUnaryCall(
   call->request = std::move(request);
   AddTraceparent(traceparent, call->context.get());
   if (timeout != absl::InfiniteDuration()) {
-    call->context->set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+    // By the clock that gRPC reads.  absl::Now() reads it every other second and reckons between:
+    // behind a jump of an hour forward all its deadlines had passed, for that long.
+    call->context->set_deadline(std::chrono::system_clock::now() +
+                                absl::ToChronoMilliseconds(timeout));
   }
   (async->*method)(call->context.get(), &call->request, &call->response,
                    [call, done = std::move(done)](grpc::Status status) {

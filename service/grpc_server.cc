@@ -1,10 +1,10 @@
 #include "service/grpc_server.h"
 
+#include <chrono>
 #include <future>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
@@ -198,7 +198,7 @@ void GrpcServer::SetReady(bool ready) {
 
 void GrpcServer::Shutdown(absl::Duration grace) {
   if (server_ == nullptr) return;
-  server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
+  server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(grace));
   server_->Wait();
 }
 
@@ -228,7 +228,8 @@ absl::Status CallHealth(const std::string& address, const TlsOptions& tls, absl:
     std::promise<grpc::Status> ended;
   };
   auto call = std::make_shared<Call>();
-  call->context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  call->context.set_deadline(std::chrono::system_clock::now() +
+                             absl::ToChronoMilliseconds(timeout));
   std::future<grpc::Status> ended = call->ended.get_future();
   grpc::GenericStub stub(MakeChannel(address, tls));
   stub.UnaryCall(&call->context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
