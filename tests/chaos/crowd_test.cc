@@ -14,6 +14,7 @@
 #include "ferry/v1/inference.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
+#include "status/grpc_status.h"
 #include "tests/integration/ferry_system.h"
 #include "tests/integration/requests.h"
 
@@ -141,7 +142,10 @@ TEST_F(CrowdTest, DeadlinesAreKeptByTheHundred) {
       });
       EXPECT_LT(absl::Now() - start, timeout + absl::Seconds(5)) << "client " << c;
       EXPECT_TRUE(IsPrefixOfExpected(i, tokens)) << "client " << c;
-      EXPECT_TRUE(status.ok() || absl::IsDeadlineExceeded(status))
+      // A deadline that cannot be kept may be told at once.
+      const bool foreseen = absl::IsResourceExhausted(status) &&
+                            status::Reason(status) == status::kDeadline && tokens.empty();
+      EXPECT_TRUE(status.ok() || absl::IsDeadlineExceeded(status) || foreseen)
           << "client " << c << ": " << status;
       if (status.ok()) {
         ++answered;
