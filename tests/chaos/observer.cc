@@ -126,7 +126,10 @@ Outcome Observer::Ask(const Question& question, const Manner& manner) {
   outcome.took = absl::Now() - call.start;
   outcome.num_tokens = model.num_tokens();
   if (manner.leave != nullptr && *manner.leave) model.OnClientLeaves();
-  model.OnEnd(outcome.status);
+  {
+    std::lock_guard lock(mutex_);
+    model.OnEnd(outcome.status, /*router_died=*/call.nobody_there);
+  }
   call.wrong = model.wrong();
   Judge(question, manner, call, outcome);
   return outcome;

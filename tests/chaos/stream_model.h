@@ -23,7 +23,8 @@ class StreamModel final {
   void OnMessage(const ferry::v1::GenerateResponse& message);
   // The client gives up by itself; what comes afterwards is judged all the same.
   void OnClientLeaves() { client_left_ = true; }
-  void OnEnd(const absl::Status& status);
+  // `router_died`: at some time of the call.
+  void OnEnd(const absl::Status& status, bool router_died = false);
 
   // The first thing that was wrong, or "".
   const std::string& wrong() const { return wrong_; }

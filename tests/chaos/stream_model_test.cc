@@ -85,6 +85,19 @@ TEST_F(StreamModelTest, WhatComesBehindAnEndIsWrong) {
   EXPECT_EQ(twice.wrong(), "two ends");
 }
 
+TEST_F(StreamModelTest, OnlyARouterThatDiesMayBreakOffBehindItsSummary) {
+  for (const bool router_died : {false, true}) {
+    for (const absl::Status& status : {absl::UnavailableError("reset"), absl::InternalError("")}) {
+      StreamModel model(5, {{7}});
+      model.OnMessage(Tokens({7}, true));
+      model.OnMessage(Summary(5, 1));
+      model.OnEnd(status, router_died);
+      EXPECT_EQ(model.wrong(),
+                router_died && absl::IsUnavailable(status) ? "" : "a summary and an error");
+    }
+  }
+}
+
 TEST_F(StreamModelTest, EveryBranchHasItsOwnTextAndEnd) {
   StreamModel two(5, {{7, 8}, {1}});
   two.OnMessage(Tokens({1}, true, 1));
