@@ -183,6 +183,12 @@ void AdmissionQueue::ForEach(absl::Time now, const std::function<Visit(Entry*)>&
           entry->standing = Entry::Standing::kInLine;
           continue;
         }
+        if (result == Visit::kRefused) {
+          at.it = Remove(&model, at.lane, at.it);
+          Forget(entry->tenant);
+          look->Push(at);
+          continue;
+        }
         at.served += tokens;
         if (result == Visit::kSkip || result == Visit::kAway) {
           if (is_due) {

@@ -57,8 +57,9 @@ class AdmissionQueue final {
     enum class Standing : uint8_t { kNew, kInLine, kAway } standing = Standing::kNew;
   };
   enum class Visit {
-    kTaken,  // out of the queue
-    kSkip,   // stays in line; the next one may be tried
+    kTaken,    // out of the queue, served
+    kRefused,  // out of the queue, with nothing for its tenant
+    kSkip,     // stays in line; the next one may be tried
     kAway,  // stays, but not in line: nobody is there that could take it; the next one may be tried
     kNoRoom,  // stays; nobody behind it is tried either, so that large requests do not starve
   };

@@ -163,7 +163,7 @@ void Dispatcher::Pump() {
         if (absl::Status late = CheckTtft(*waiting, decision.choice, views, now); !late.ok()) {
           given_up.emplace_back(waiting, std::move(late));
           waiting_.erase(entry);
-          return AdmissionQueue::Visit::kTaken;
+          return AdmissionQueue::Visit::kRefused;
         }
         taken_tokens[entry->model] += entry->tokens;
         placed.emplace_back(waiting, MakePlacement(
@@ -195,7 +195,7 @@ void Dispatcher::Pump() {
     }
     given_up.emplace_back(waiting, Unplaceable(*waiting));
     waiting_.erase(entry);
-    return AdmissionQueue::Visit::kTaken;
+    return AdmissionQueue::Visit::kRefused;
   });
   for (const auto& [model, tokens] : taken_tokens) {
     estimates_[model].OnTaken(tokens, queue_.has_line(model), now);

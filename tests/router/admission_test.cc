@@ -237,6 +237,26 @@ TEST(AdmissionQueueTest, ATenantHasOnlySoManyAtWorkersAndSoManyWaiting) {
   for (const auto& use : queue.UseByTenant()) EXPECT_EQ(use.running + use.queued, 0) << use.name;
 }
 
+TEST(AdmissionQueueTest, WhoIsRefusedAtItsTurnHasHadNothing) {
+  AdmissionQueue queue({.tenant = {.max_running = 1}});
+  std::vector<Entry> entries;
+  for (int i = 0; i < 5; ++i) entries.push_back(Of("late", i));
+  entries.push_back(Of("other", 10));
+  for (Entry& entry : entries) ASSERT_TRUE(queue.Enter(&entry).ok());
+  const auto refuse_all_but_the_last = [](Entry* entry) {
+    return entry->arrival < 4 ? Visit::kRefused : Visit::kNoRoom;
+  };
+  queue.ForEach(kNow, refuse_all_but_the_last);
+  EXPECT_EQ(queue.num_requests(), 2);
+  const auto uses = queue.UseByTenant();
+  EXPECT_EQ(uses[0].running, 0);
+  EXPECT_EQ(uses[0].queued, 2);
+  EXPECT_THAT(Order(&queue, Visit::kTaken), ElementsAre(4, 10))
+      << "level with the other tenant, and its seat is free";
+  for (Entry& entry : entries) queue.Ended(&entry);
+  for (const auto& use : queue.UseByTenant()) EXPECT_EQ(use.running + use.queued, 0) << use.name;
+}
+
 TEST(AdmissionQueueTest, TokensBeforeCountWhatGoesFirst) {
   AdmissionQueue queue({});
   Entry a = Of("a", 1, 500), b = Of("a", 2, 100), c = Of("b", 3, 1000);
@@ -291,16 +311,20 @@ TEST(AdmissionQueueTest, RandomHistoriesKeepEveryCount) {
         if (queue.Enter(entry.get()).ok()) queued.push_back(std::move(entry));
         break;
       }
-      case 2:
+      case 2: {
+        std::vector<std::unique_ptr<Entry>> refused;
         queue.ForEach(kNow + absl::Seconds(step), [&](Entry* entry) {
-          const Visit visit = Visit(below(4));
-          if (visit != Visit::kTaken) return visit;
+          const Visit visit = Visit(below(5));
+          if (visit != Visit::kTaken && visit != Visit::kRefused) return visit;
+          auto& to = visit == Visit::kTaken ? running : refused;
           for (size_t i = 0; i < queued.size(); ++i) {
-            if (queued[i].get() == entry) running.push_back(drop(&queued, i));
+            if (queued[i].get() == entry) to.push_back(drop(&queued, i));
           }
           return visit;
         });
+        for (const auto& entry : refused) EXPECT_FALSE(queue.Ended(entry.get()));
         break;
+      }
       case 3:
         if (running.empty()) break;
         if (const size_t i = below(static_cast<int>(running.size())); below(3) == 0) {
