@@ -1,7 +1,5 @@
 #include "cli/openai_backend.h"
 
-#include <curl/curl.h>
-
 #include <algorithm>
 #include <mutex>
 #include <utility>
@@ -12,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "cli/sse_reader.h"
+#include "curl_handle/curl_handle.h"
 #include "nlohmann/json.hpp"
 #include "status/status_macros.h"
 
@@ -22,13 +21,6 @@ using nlohmann::json;
 
 constexpr size_t kMaxErrorBytes = 1 << 20;  // of an answer that is no stream
 constexpr size_t kMaxShownBytes = 300;
-
-struct CurlDeleter {
-  void operator()(CURL* curl) const { curl_easy_cleanup(curl); }
-  void operator()(curl_slist* list) const { curl_slist_free_all(list); }
-};
-using CurlHandle = std::unique_ptr<CURL, CurlDeleter>;
-using CurlList = std::unique_ptr<curl_slist, CurlDeleter>;
 
 absl::StatusCode CodeOf(long http) {
   switch (http) {
@@ -202,13 +194,13 @@ class Connections final : public OpenAiBackend {
  private:
   // GETs without a body, else POSTs it; `stream` receives the answer.
   absl::Status Call(const std::string& path, const std::string& body, Stream* stream) {
-    CurlHandle handle = Take();
+    curl_handle::Handle handle = Take();
     if (handle == nullptr) return absl::InternalError("libcurl gives no handle");
     CURL* curl = handle.get();
     stream->curl = curl;
-    CurlList headers;
+    curl_handle::List headers;
     const auto add_header = [&headers](const std::string& header) {
-      headers = CurlList(curl_slist_append(headers.release(), header.c_str()));
+      headers = curl_handle::List(curl_slist_append(headers.release(), header.c_str()));
     };
     add_header("Content-Type: application/json");
     add_header("Expect:");  // no question before a long body
@@ -258,14 +250,14 @@ class Connections final : public OpenAiBackend {
   }
 
   // A handle keeps its connection; the one used last is the one taken next.
-  CurlHandle Take() {
+  curl_handle::Handle Take() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (idle_.empty()) return CurlHandle(curl_easy_init());
-    CurlHandle handle = std::move(idle_.back());
+    if (idle_.empty()) return curl_handle::Handle(curl_easy_init());
+    curl_handle::Handle handle = std::move(idle_.back());
     idle_.pop_back();
     return handle;
   }
-  void GiveBack(CurlHandle handle) {
+  void GiveBack(curl_handle::Handle handle) {
     curl_easy_reset(handle.get());
     const std::lock_guard<std::mutex> lock(mutex_);
     idle_.push_back(std::move(handle));
@@ -274,15 +266,14 @@ class Connections final : public OpenAiBackend {
   OpenAiOptions options_;
   std::string base_;
   std::mutex mutex_;  // guards idle_
-  std::vector<CurlHandle> idle_;
+  std::vector<curl_handle::Handle> idle_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<OpenAiBackend>> OpenAiBackend::Connect(
     const OpenAiOptions& options) {
-  static const CURLcode started = curl_global_init(CURL_GLOBAL_DEFAULT);
-  if (started != CURLE_OK) return absl::InternalError(curl_easy_strerror(started));
+  RETURN_IF_ERROR(curl_handle::Start());
   auto connections = std::make_unique<Connections>(options);
   RETURN_IF_ERROR(connections->FindModel());
   return connections;

@@ -31,6 +31,7 @@
 #include "prometheus/registry.h"
 #include "service/command_line.h"
 #include "service/listen_address.h"
+#include "service/port_file.h"
 #include "service/process.h"
 #include "service/startup.h"
 #include "spdlog/spdlog.h"

@@ -26,6 +26,7 @@
 #include "service/command_line.h"
 #include "service/grpc_server.h"
 #include "service/listen_address.h"
+#include "service/port_file.h"
 #include "service/process.h"
 #include "service/startup.h"
 #include "spdlog/spdlog.h"

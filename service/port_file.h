@@ -16,6 +16,11 @@ namespace service {
 // Errors: kUnavailable naming the path and the system's cause.
 absl::Status WritePorts(const std::string& path,
                         const std::vector<std::pair<std::string, int32_t>>& ports);
+// The two that every worker has.
+absl::Status WritePortFile(const std::string& path, int32_t grpc_port, int32_t metrics_port);
+
+// Whether they will be able to.  Errors: as theirs.
+absl::Status CheckPortFile(const std::string& path);
 
 }  // namespace service
 

@@ -1,21 +1,15 @@
 #include "service/process.h"
 
-#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <system_error>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "grpc/support/log.h"
 #include "service/log_format.h"
-#include "service/port_file.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
 #include "steady_time/steady_time.h"
@@ -29,11 +23,6 @@ sigset_t TerminationSignals() {
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
   return set;
-}
-
-absl::Status PortFileError(const std::string& path, const std::string& cause) {
-  return absl::UnavailableError(
-      absl::StrCat("cannot write port file ", path, ": ", absl::AsciiStrToLower(cause)));
 }
 
 // gRPC's own messages take the same form; what it calls an error is mostly a peer's doing.
@@ -84,36 +73,6 @@ int WaitForTermination(absl::Duration timeout) {
     }
     if (signal_number > 0) return signal_number;  // else EINTR, from a debugger
   }
-}
-
-absl::Status WritePorts(const std::string& path,
-                        const std::vector<std::pair<std::string, int32_t>>& ports) {
-  if (path.empty()) return absl::OkStatus();
-  const std::string unfinished = path + ".tmp";
-  errno = 0;
-  std::ofstream file(unfinished, std::ios::trunc);
-  for (const auto& [name, port] : ports) file << name << "=" << port << "\n";
-  file.close();
-  if (!file.good()) return PortFileError(path, std::generic_category().message(errno));
-  std::error_code error;
-  std::filesystem::rename(unfinished, path, error);
-  return error ? PortFileError(path, error.message()) : absl::OkStatus();
-}
-
-absl::Status WritePortFile(const std::string& path, int32_t grpc_port, int32_t metrics_port) {
-  return WritePorts(path, {{"grpc_port", grpc_port}, {"metrics_port", metrics_port}});
-}
-
-absl::Status CheckPortFile(const std::string& path) {
-  if (path.empty()) return absl::OkStatus();
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) return PortFileError(path, "is a directory");
-  const std::string unfinished = path + ".tmp";
-  const int fd = open(unfinished.c_str(), O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0644);
-  if (fd < 0) return PortFileError(path, std::generic_category().message(errno));
-  close(fd);
-  unlink(unfinished.c_str());
-  return absl::OkStatus();
 }
 
 int FatalExit(const std::string& process_name, const absl::Status& status) {

@@ -51,14 +51,6 @@ class MetricsServer {
   virtual int32_t port() const = 0;
 };
 
-// Writes "name=value" lines to `path` at once (write + rename), so that a supervisor or a test can
-// learn ports chosen at random.  An empty path: nothing.
-absl::Status WritePortFile(const std::string& path, int32_t grpc_port, int32_t metrics_port);
-
-// Whether WritePortFile will be able to.  Errors: kUnavailable naming the path and the system's
-// cause.
-absl::Status CheckPortFile(const std::string& path);
-
 // Prints `process: message` to stderr; returns 1.
 int FatalExit(const std::string& process_name, const absl::Status& status);
 

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "service/listen_address.h"
+#include "service/port_file.h"
 #include "service/process.h"
 #include "spdlog/spdlog.h"
 #include "status/check.h"

@@ -1,6 +1,5 @@
 #include "tracing/span_exporter.h"
 
-#include <curl/curl.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -10,9 +9,9 @@
 #include <mutex>
 #include <thread>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "curl_handle/curl_handle.h"
 
 namespace tracing {
 namespace {
@@ -27,13 +26,6 @@ size_t Ignore(char*, size_t size, size_t count, void*) { return size * count; }
 int IsCutShort(void* cut_short, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
   return *static_cast<std::atomic<bool>*>(cut_short) ? 1 : 0;
 }
-
-struct CurlDeleter {
-  void operator()(CURL* curl) const { curl_easy_cleanup(curl); }
-};
-struct ListDeleter {
-  void operator()(curl_slist* list) const { curl_slist_free_all(list); }
-};
 
 class CurlExporter final : public SpanExporter {
  public:
@@ -141,8 +133,8 @@ class CurlExporter final : public SpanExporter {
   const Options options_;
   const std::string url_;
   // Used by the thread alone.
-  const std::unique_ptr<CURL, CurlDeleter> curl_;
-  const std::unique_ptr<curl_slist, ListDeleter> headers_;
+  const curl_handle::Handle curl_;
+  const curl_handle::List headers_;
   std::string trouble_;  // of the last request
 
   std::atomic<bool> cut_short_{false};  // the request under way, which is not the last one
@@ -158,15 +150,7 @@ class CurlExporter final : public SpanExporter {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SpanExporter>> SpanExporter::Create(const Options& options) {
-  if (!absl::StartsWith(options.endpoint, "http://") &&
-      !absl::StartsWith(options.endpoint, "https://")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", options.endpoint, "\" is no http:// or https:// URL"));
-  }
-  static const CURLcode ready = curl_global_init(CURL_GLOBAL_DEFAULT);
-  if (ready != CURLE_OK) {
-    return absl::InternalError(absl::StrCat("libcurl: ", curl_easy_strerror(ready)));
-  }
+  if (absl::Status started = curl_handle::Start(); !started.ok()) return started;
   return std::make_unique<CurlExporter>(options);
 }
 

@@ -43,7 +43,8 @@ class SpanExporter {
     absl::Duration first_back_off = absl::Milliseconds(500);
     absl::Duration max_back_off = absl::Seconds(30);
   };
-  // Errors: kInvalidArgument naming the endpoint.
+  // REQUIRES: the endpoint is an http:// or https:// URL.  Errors: kInternal: libcurl does not
+  // start.
   static absl::StatusOr<std::unique_ptr<SpanExporter>> Create(const Options& options);
   // Tries once more to send what is queued; takes about two seconds at most.
   virtual ~SpanExporter() = default;

@@ -15,6 +15,7 @@
 #include "prometheus/registry.h"
 #include "service/listen_address.h"
 #include "service/log_format.h"
+#include "service/port_file.h"
 #include "spdlog/details/log_msg.h"
 #include "spdlog/formatter.h"
 

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <string>
 
+#include "service/port_file.h"
 #include "service/process.h"
 
 namespace service {
