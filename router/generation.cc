@@ -65,6 +65,8 @@ Generation::Generation(const GenerationContext& context, PreparedRequest request
                                             {.stops = prepared_.stops,
                                              .include_stop = prepared_.include_stop,
                                              .stop_ids = prepared_.stop_ids,
+                                             .min_tokens = static_cast<int32_t>(
+                                                 prepared_.spec->sampling().min_tokens()),
                                              .shown_special_ids = prepared_.shown_special_ids})});
   }
   open_branches_ = static_cast<int32_t>(n);

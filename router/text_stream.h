@@ -22,6 +22,8 @@ class TextStream final {
   struct Options {
     std::vector<std::string> stops = {};
     bool include_stop = false;
+    int32_t min_tokens =
+        0;  // a stop string that is complete before so many does not end the branch
     // Ids whose text ends the branch and is left out (unless include_stop): EOS and stop ids.
     std::vector<int32_t> stop_ids = {};
     std::vector<int32_t> shown_special_ids = {};  // other special tokens have no text
@@ -48,6 +50,8 @@ class TextStream final {
   const std::vector<int32_t> stop_ids_;
   const std::vector<int32_t> shown_special_ids_;
   const bool include_stop_;
+  const int32_t min_tokens_;
+  int32_t num_tokens_ = 0;  // so far
   std::optional<tokenizer::IncrementalDecoder> decoder_;
   std::optional<tokenizer::StopMatcher> matcher_;
 };

@@ -18,7 +18,7 @@ StopMatcher::StopMatcher(std::vector<std::string> stops, bool include_stop)
   }
 }
 
-std::string StopMatcher::Add(std::string_view text) {
+std::string StopMatcher::Add(std::string_view text, bool may_stop) {
   if (stopped_) return "";
   size_t longest_match = 0;
   size_t used = 0;
@@ -29,7 +29,9 @@ std::string StopMatcher::Add(std::string_view text) {
       size_t& matched = matched_[s];
       while (matched > 0 && stop[matched] != c) matched = borders_[s][matched];
       if (stop[matched] == c) ++matched;
-      if (matched == stop.size()) longest_match = std::max(longest_match, matched);
+      if (matched < stop.size()) continue;
+      if (may_stop) longest_match = std::max(longest_match, matched);
+      matched = borders_[s][matched];
     }
   }
   std::string out = std::exchange(held_, "");

@@ -19,8 +19,9 @@ class StopMatcher final {
   StopMatcher(std::vector<std::string> stops, bool include_stop);
 
   // Appends text; returns what can be given out now (always whole characters if the input is).
-  // After a match: everything before it, and stopped() is true.
-  std::string Add(std::string_view text);
+  // After a match: everything before it, and stopped() is true.  Without `may_stop` a stop string
+  // that this text completes is text like any other.
+  std::string Add(std::string_view text, bool may_stop = true);
   // What was held back, at the end of the stream.
   std::string Finish();
   bool stopped() const { return stopped_; }

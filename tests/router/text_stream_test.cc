@@ -44,6 +44,28 @@ TEST_F(TextStreamTest, StopStringsAreFoundOverTokenBoundaries) {
   EXPECT_EQ(piece.num_tokens, 1) << "what comes after the stop string is not the client's";
 }
 
+TEST_F(TextStreamTest, StopStringsDoNotEndItBeforeTheLeastNumberOfTokens) {
+  const std::string text = "aENDbENDc";
+  for (const int32_t min_tokens : {0, 4, 5, 7, 8, 9}) {
+    TextStream stream(tokenizer_.get(), {.stops = {"END"}, .min_tokens = min_tokens});
+    std::string given;
+    int32_t num_tokens = 0;
+    bool stopped = false;
+    for (size_t i = 0; i < text.size() && !stopped; ++i) {
+      const auto piece = stream.Add(Bytes(text.substr(i, 1)), i + 1 == text.size(), false);
+      given += piece.text;
+      num_tokens += piece.num_tokens;
+      stopped = piece.stopped;
+    }
+    const int expected = min_tokens <= 4 ? 4 : min_tokens <= 8 ? 8 : 9;
+    EXPECT_EQ(num_tokens, expected) << min_tokens;
+    EXPECT_EQ(stopped, expected < 9) << min_tokens;
+    EXPECT_EQ(given, expected == 4 ? "a" : expected == 8 ? "aENDb" : text) << min_tokens;
+  }
+  TextStream at_once(tokenizer_.get(), {.stops = {"END"}, .min_tokens = 6});
+  EXPECT_EQ(at_once.Add(Bytes(text), true, false).text, "aENDb") << "all tokens in one message";
+}
+
 TEST_F(TextStreamTest, WhatIsHeldBackComesAtTheEnd) {
   TextStream stream(tokenizer_.get(), {.stops = {"END"}});
   EXPECT_EQ(stream.Add(Bytes("xEN"), false, false).text, "x");

@@ -54,6 +54,15 @@ TEST(StopMatcherTest, IncludeStopKeepsIt) {
   EXPECT_TRUE(matcher.stopped());
 }
 
+TEST(StopMatcherTest, WhatMayNotStopYetIsText) {
+  StopMatcher matcher({"aba"}, false);
+  EXPECT_EQ(matcher.Add("xab", false), "x");
+  EXPECT_EQ(matcher.Add("a", false), "ab") << "the last letter may begin another";
+  EXPECT_FALSE(matcher.stopped());
+  EXPECT_EQ(matcher.Add("ba"), "") << "begins within the one that was passed over";
+  EXPECT_TRUE(matcher.stopped());
+}
+
 TEST(StopMatcherTest, NoStopsPassEverything) {
   StopMatcher matcher({}, /*include_stop=*/false);
   EXPECT_EQ(matcher.Add("a"), "a");
