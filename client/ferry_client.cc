@@ -299,6 +299,8 @@ absl::Status GrpcClient::WaitUntilReady(const std::string& model, absl::Duration
 
 }  // namespace
 
+absl::Duration RetryAfter(const absl::Status& error) { return status::RetryAfter(error); }
+
 absl::StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& options) {
   if (options.address.empty()) return absl::InvalidArgumentError("address is empty");
   if (options.max_attempts < 1 || options.max_attempts > kMaxAttempts) {

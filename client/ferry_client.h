@@ -4,7 +4,7 @@
 // after it broke.  A call that ends UNAVAILABLE before anything has come back is made again, after
 // a pause and within its timeout; what has given a message never is, nor what failed in another
 // way. Errors are the router's own, code and message; where it gave a reason ("QUEUE_FULL", ...),
-// that is the status's payload "ferry/reason".
+// that is the status's payload "ferry/reason", and RetryAfter tells when to come back.
 //
 // Thread-safe; one Client may run many calls at a time.
 
@@ -23,6 +23,9 @@
 #include "ferry/v1/inference.pb.h"
 
 namespace ferry {
+
+// When the router asks to come back after `error`; zero where it does not say.
+absl::Duration RetryAfter(const absl::Status& error);
 
 struct ClientOptions {
   std::string address = {};        // host:port

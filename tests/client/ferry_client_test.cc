@@ -41,8 +41,9 @@ class FakeInference final : public ferry::v1::Inference::Service {
       return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the worker died");
     }
     if (request->text() == "full") {
-      return status::ToGrpc(
-          status::WithReason(absl::ResourceExhaustedError("queue full"), status::kQueueFull));
+      return status::ToGrpc(status::WithRetryAfter(
+          status::WithReason(absl::ResourceExhaustedError("queue full"), status::kQueueFull),
+          absl::Milliseconds(2500)));
     }
     const bool endless = request->text() == "endless";
     for (uint32_t i = 0; endless || i < 3; ++i) {
@@ -175,6 +176,8 @@ TEST_F(FerryClientTest, ErrorsKeepCodeMessageAndReason) {
   EXPECT_EQ(completion.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(completion.status().message(), "queue full");
   EXPECT_EQ(status::Reason(completion.status()), status::kQueueFull);
+  EXPECT_EQ(RetryAfter(completion.status()), absl::Milliseconds(2500));
+  EXPECT_EQ(RetryAfter(absl::UnavailableError("away")), absl::ZeroDuration());
 }
 
 TEST_F(FerryClientTest, AStreamWithoutSummaryIsAnError) {

@@ -12,28 +12,29 @@ class Error(Exception):
     """A call failed.
 
     code: what kind of failure (grpc.StatusCode); message: the router's sentence; reason: a word for programs where the
-    router gave one ("QUEUE_FULL", ...), else "".
+    router gave one ("QUEUE_FULL", ...), else ""; retry_after: in how many seconds the router asks to come back, else None.
     """
 
-    def __init__(self, code: grpc.StatusCode, message: str, reason: str = "") -> None:
+    def __init__(self, code: grpc.StatusCode, message: str, reason: str = "", retry_after: float | None = None) -> None:
         super().__init__(f"{code.name}: {message}")
         self.code = code
         self.message = message
         self.reason = reason
+        self.retry_after = retry_after
 
 
 def from_grpc(error: grpc.RpcError) -> Error:
     """The Error of what a call of grpc has raised."""
     call = cast(grpc.Call, error)
     reason = ""
+    retry_after: float | None = None
     for key, value in call.trailing_metadata() or ():
-        if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            reason = _reason(value)
-    return Error(call.code(), call.details() or "", reason)
-
-
-def _reason(details: bytes) -> str:
-    for detail in error_pb2.RpcStatus.FromString(details).details:
-        if detail.type_url.endswith("/google.rpc.ErrorInfo"):
-            return error_pb2.ErrorInfo.FromString(detail.value).reason
-    return ""
+        if key != "grpc-status-details-bin" or not isinstance(value, bytes):
+            continue
+        for detail in error_pb2.RpcStatus.FromString(value).details:
+            if detail.type_url.endswith("/google.rpc.ErrorInfo"):
+                reason = error_pb2.ErrorInfo.FromString(detail.value).reason
+            elif detail.type_url.endswith("/google.rpc.RetryInfo"):
+                delay = error_pb2.RetryInfo.FromString(detail.value).retry_delay
+                retry_after = delay.ToTimedelta().total_seconds()
+    return Error(call.code(), call.details() or "", reason, retry_after)

@@ -20,6 +20,7 @@ from typing import Any
 import ferry
 import grpc
 from ferry.v1 import error_pb2, inference_pb2, inference_pb2_grpc
+from google.protobuf import duration_pb2
 
 BINARIES, SOURCE = (pathlib.Path(name) for name in sys.argv[1:3])
 PROMPT = "It is a truth universally acknowledged"
@@ -182,6 +183,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
             status = error_pb2.RpcStatus(code=8, message="queue full")
             detail = status.details.add(type_url="type.googleapis.com/google.rpc.ErrorInfo")
             detail.value = error_pb2.ErrorInfo(reason="QUEUE_FULL", domain="ferry").SerializeToString()
+            later = status.details.add(type_url="type.googleapis.com/google.rpc.RetryInfo")
+            later.value = error_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=2, nanos=500_000_000)).SerializeToString()
             context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue full")
         yield ferry.GenerateResponse(text="first")
@@ -231,10 +234,11 @@ class FakeServerTest(unittest.TestCase):
     def test_nothing_is_tried_again_after_a_message_or_another_error(self) -> None:
         self.assertEqual(self.failure("dies").message, "the worker died")
         full = self.failure("full")
-        self.assertEqual((full.code, full.message, full.reason),
-                         (grpc.StatusCode.RESOURCE_EXHAUSTED, "queue full", "QUEUE_FULL"))
+        self.assertEqual((full.code, full.message, full.reason, full.retry_after),
+                         (grpc.StatusCode.RESOURCE_EXHAUSTED, "queue full", "QUEUE_FULL", 2.5))
+        self.assertIsNone(self.failure("dies").retry_after)
         self.assertEqual(self.failure("half").code, grpc.StatusCode.DATA_LOSS)
-        self.assertEqual(self.fake.num_calls, 3)
+        self.assertEqual(self.fake.num_calls, 4)
 
     def test_timeout(self) -> None:
         self.assertEqual(self.failure("stuck", timeout=0.3).code, grpc.StatusCode.DEADLINE_EXCEEDED)
