@@ -1,6 +1,8 @@
 #include "chat/conversation.h"
 
+#include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -54,6 +56,34 @@ absl::StatusOr<std::string> ReadString(const std::string& place, const Json& obj
   return value->get<std::string>();
 }
 
+absl::StatusOr<std::optional<bool>> ReadBool(const Json& object, const char* member,
+                                             std::string_view name) {
+  const Json* value = Find(object, member);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_boolean()) return Expected(name, "true or false", *value);
+  return value->get<bool>();
+}
+
+// Errors: a member that nobody reads, unless it is null.
+absl::Status OnlyMembers(std::string_view place, const Json& object,
+                         std::initializer_list<std::string_view> known) {
+  for (const auto& [name, value] : object.items()) {
+    if (value.is_null() || std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const std::string shown =
+        name.size() <= 80 ? name : Concat("(a name of ", name.size(), " bytes)");
+    return absl::InvalidArgumentError(
+        Concat(place, ".", shown, " is ", Shown(value), ": there is no such member here"));
+  }
+  return absl::OkStatus();
+}
+
+// Of a tool and of a call of one; nothing else is known.
+absl::Status CheckFunctionType(const std::string& place, const Json& object) {
+  const Json* const type = Find(object, "type");
+  if (type == nullptr || *type == "function") return absl::OkStatus();
+  return Expected(Concat(place, ".type"), "\"function\"", *type);
+}
+
 // A string, or parts of type "text", which make lines.
 absl::StatusOr<std::string> ReadText(const std::string& place, const Json& value) {
   if (value.is_string()) return value.get<std::string>();
@@ -68,6 +98,7 @@ absl::StatusOr<std::string> ReadText(const std::string& place, const Json& value
           Concat(part, ".type is ", Shown(type), ": only text can be served"));
     }
     ASSIGN_OR_RETURN(lines.emplace_back(), ReadString(part, value[i], "text", true));
+    RETURN_IF_ERROR(OnlyMembers(part, value[i], {"type", "text"}));
   }
   return absl::StrJoin(lines, "\n");
 }
@@ -78,8 +109,12 @@ absl::StatusOr<Tool> ReadTool(const std::string& place, const Json& value) {
   if (function == nullptr || !function->is_object()) {
     return absl::InvalidArgumentError(Concat(place, ".function is not an object"));
   }
+  RETURN_IF_ERROR(CheckFunctionType(place, value));
+  RETURN_IF_ERROR(OnlyMembers(place, value, {"type", "function"}));
   Tool tool;
   const std::string member = Concat(place, ".function");
+  RETURN_IF_ERROR(OnlyMembers(member, *function, {"name", "description", "parameters", "strict"}));
+  RETURN_IF_ERROR(ReadBool(*function, "strict", Concat(member, ".strict")).status());
   ASSIGN_OR_RETURN(tool.name, ReadString(member, *function, "name", true));
   ASSIGN_OR_RETURN(tool.description, ReadString(member, *function, "description", false));
   const Json* parameters = Find(*function, "parameters");
@@ -111,12 +146,35 @@ absl::StatusOr<ToolCall> ReadToolCall(const std::string& place, const Json& valu
   }
   ToolCall call;
   ASSIGN_OR_RETURN(call.id, ReadString(place, value, "id", false));
-  ASSIGN_OR_RETURN(const std::string type, ReadString(place, value, "type", false));
-  if (!type.empty()) call.type = type;
+  RETURN_IF_ERROR(CheckFunctionType(place, value));
+  // A call that was put together from a stream has its index.
+  RETURN_IF_ERROR(OnlyMembers(place, value, {"id", "type", "function", "index"}));
+  if (const Json* index = Find(value, "index"); index != nullptr && !index->is_number_integer()) {
+    return Expected(Concat(place, ".index"), "an integer", *index);
+  }
   const std::string member = Concat(place, ".function");
+  RETURN_IF_ERROR(OnlyMembers(member, *function, {"name", "arguments"}));
   ASSIGN_OR_RETURN(call.name, ReadString(member, *function, "name", true));
   ASSIGN_OR_RETURN(call.arguments, ReadString(member, *function, "arguments", true));
   return call;
+}
+
+absl::Status CheckMessageMembers(const std::string& place, Role role, const Json& value) {
+  switch (role) {
+    case Role::kAssistant:
+      // Clients send back what they have got, empty members included.
+      if (const Json* annotations = Find(value, "annotations");
+          annotations != nullptr && *annotations != Json::array()) {
+        return Expected(Concat(place, ".annotations"), "an empty array", *annotations);
+      }
+      return OnlyMembers(
+          place, value,
+          {"role", "content", "name", "tools", "reasoning_content", "tool_calls", "annotations"});
+    case Role::kTool:
+      return OnlyMembers(place, value, {"role", "content", "name", "tools", "tool_call_id"});
+    default:
+      return OnlyMembers(place, value, {"role", "content", "name", "tools"});
+  }
 }
 
 absl::StatusOr<Message> ReadMessage(const std::string& place, const Json& value) {
@@ -134,11 +192,13 @@ absl::StatusOr<Message> ReadMessage(const std::string& place, const Json& value)
         Concat(place, ".role is ", Shown(role_name),
                ", expected system, developer, user, assistant or tool"));
   }
+  RETURN_IF_ERROR(CheckMessageMembers(place, message.role, value));
   if (const Json* content = Find(value, "content")) {
     ASSIGN_OR_RETURN(message.content, ReadText(Concat(place, ".content"), *content));
   }
   ASSIGN_OR_RETURN(message.tools, ReadTools(Concat(place, "."), value));
   ASSIGN_OR_RETURN(message.tool_call_id, ReadString(place, value, "tool_call_id", false));
+  RETURN_IF_ERROR(ReadString(place, value, "name", false).status());  // no format says it
   if (message.role == Role::kAssistant) {
     ASSIGN_OR_RETURN(message.reasoning_content,
                      ReadString(place, value, "reasoning_content", false));
@@ -157,17 +217,10 @@ absl::StatusOr<Message> ReadMessage(const std::string& place, const Json& value)
   return message;
 }
 
-absl::StatusOr<std::optional<bool>> ReadBool(const Json& object, const char* member,
-                                             std::string_view name) {
-  const Json* value = Find(object, member);
-  if (value == nullptr) return std::nullopt;
-  if (!value->is_boolean()) return Expected(name, "true or false", *value);
-  return value->get<bool>();
-}
-
 absl::Status ReadThinking(const Json& request, Conversation* conversation) {
   if (const Json* kwargs = Find(request, "chat_template_kwargs")) {
     if (!kwargs->is_object()) return Expected("chat_template_kwargs", "an object", *kwargs);
+    RETURN_IF_ERROR(OnlyMembers("chat_template_kwargs", *kwargs, {"enable_thinking", "thinking"}));
     for (const char* member : {"enable_thinking", "thinking"}) {
       ASSIGN_OR_RETURN(const std::optional<bool> value,
                        ReadBool(*kwargs, member, Concat("chat_template_kwargs.", member)));

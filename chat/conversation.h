@@ -51,9 +51,9 @@ struct Conversation {
 };
 
 // Reads `messages`, `tools`, `tool_choice`, `reasoning_effort`, `chat_template_kwargs` (thinking,
-// enable_thinking) and `add_generation_prompt` of a chat completion request in OpenAI's form; other
-// members are not looked at.  tool_choice "none" declares no tools.
-// Errors: kInvalidArgument naming the member, its place and what was expected.
+// enable_thinking) and `add_generation_prompt` of a chat completion request in OpenAI's form; the
+// request's other members are not looked at.  tool_choice "none" declares no tools.
+// Errors: kInvalidArgument naming the member, its place, its value and what was expected.
 absl::StatusOr<Conversation> ParseConversation(const nlohmann::ordered_json& request);
 
 }  // namespace chat

@@ -17,8 +17,7 @@ void ReadLogprobs(Members* members, GenerateRequest* request) {
   const bool logprobs = members->Bool("logprobs").value_or(false);
   const auto top = members->Integer("top_logprobs", 0, kMaxLogprobs);
   if (top.has_value() && !logprobs) {
-    members->Fail(absl::InvalidArgumentError(
-        absl::StrCat("top_logprobs is ", *top, ": must be without, unless logprobs is true")));
+    members->Fail(BadMember("top_logprobs", *top, "absent unless logprobs is true"));
   }
   if (logprobs) request->mutable_sampling()->set_logprobs(static_cast<uint32_t>(top.value_or(0)));
 }
@@ -40,13 +39,13 @@ void ReadChoices(Members* members) {
     }
   }
   for (const char* const name :
-       {"messages", "tools", "chat_template_kwargs", "add_generation_prompt", "verbosity"}) {
-    members->Ignore(name);
+       {"messages", "tools", "chat_template_kwargs", "add_generation_prompt"}) {
+    members->Find(name);
   }
+  members->Expect("verbosity", "medium");
   members->Expect("parallel_tool_calls", true);
   members->Expect("response_format", {{"type", "text"}});
   members->Expect("modalities", Json::array({"text"}));
-  members->Expect("store", false);
   members->Expect("functions", Json::array());
 }
 

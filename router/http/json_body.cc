@@ -108,6 +108,10 @@ std::string Shown(const Json& value) {
   return Dump(value);
 }
 
+std::string ShownName(const std::string& name) {
+  return name.size() <= kShownBytes ? name : absl::StrCat("(a name of ", name.size(), " bytes)");
+}
+
 absl::Status BadMember(std::string_view name, const Json& value, std::string_view rule) {
   return absl::InvalidArgumentError(
       absl::StrCat(View(name), " is ", Shown(value), ": must be ", View(rule)));
@@ -173,8 +177,7 @@ absl::Status Members::Finish() const {
   if (!status_.ok()) return status_;
   for (const auto& [name, value] : object_.items()) {
     if (!known_.contains(name) && !value.is_null()) {
-      return absl::InvalidArgumentError(absl::StrCat(name.substr(0, kShownBytes), " is ",
-                                                     Shown(value),
+      return absl::InvalidArgumentError(absl::StrCat(ShownName(name), " is ", Shown(value),
                                                      ": there is no such member of a request"));
     }
   }

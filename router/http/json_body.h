@@ -29,6 +29,8 @@ std::string Dump(const Json& value);
 bool IsTokenId(const Json& value);
 // A value in an error: enough to find it, not a whole prompt.
 std::string Shown(const Json& value);
+// The same of a member's name that a stranger has chosen.
+std::string ShownName(const std::string& name);
 // "NAME is VALUE: must be RULE"
 absl::Status BadMember(std::string_view name, const Json& value, std::string_view rule);
 
@@ -45,8 +47,6 @@ class Members final {
   // A number that a float can hold.
   std::optional<float> Number(const char* name);
   std::optional<int64_t> Integer(const char* name, int64_t min, int64_t max);
-  // Any value is as good as none.
-  void Ignore(const char* name) { Find(name); }
   // The one value that is what happens without it.
   void Expect(const char* name, const Json& only);
   void Fail(const absl::Status& error);

@@ -14,15 +14,18 @@ constexpr int64_t kInt32Max = std::numeric_limits<int32_t>::max();
 
 void ReadStops(Members* members, SamplingParams* sampling) {
   if (const Json* const stop = members->Find("stop")) {
-    if (stop->is_string()) {
+    if (*stop == "") {
+      members->Fail(BadMember("stop", *stop, "a string of at least one character"));
+    } else if (stop->is_string()) {
       sampling->add_stop(stop->get<std::string>());
     } else if (!stop->is_array()) {
       members->Fail(BadMember("stop", *stop, "a string or an array of strings"));
     } else {
       for (size_t i = 0; i < stop->size(); ++i) {
         const Json& one = (*stop)[i];
-        if (!one.is_string()) {
-          members->Fail(BadMember(absl::StrCat("stop[", i, "]"), one, "a string"));
+        if (!one.is_string() || one == "") {
+          members->Fail(
+              BadMember(absl::StrCat("stop[", i, "]"), one, "a string of at least one character"));
           return;
         }
         sampling->add_stop(one.get<std::string>());
@@ -56,8 +59,8 @@ void ReadSeed(Members* members, SamplingParams* sampling) {
 }
 
 void ReadMaxTokens(Members* members, SamplingParams* sampling) {
-  const auto newer = members->Integer("max_completion_tokens", 0, kInt32Max);
-  const auto older = members->Integer("max_tokens", 0, kInt32Max);
+  const auto newer = members->Integer("max_completion_tokens", 1, kInt32Max);
+  const auto older = members->Integer("max_tokens", 1, kInt32Max);
   if (newer.has_value() && older.has_value() && *newer != *older) {
     members->Fail(absl::InvalidArgumentError(absl::StrCat("max_completion_tokens is ", *newer,
                                                           ": must be max_tokens, ", *older,
@@ -77,14 +80,28 @@ void ReadStream(Members* members, ApiRequest* api) {
     return;
   }
   if (!api->stream) {
-    members->Fail(absl::InvalidArgumentError("stream_options is given: must be without stream"));
+    members->Fail(BadMember("stream_options", *options, "absent unless stream is true"));
   }
   Members inner(*options);
   api->include_usage = inner.Bool("include_usage").value_or(false);
-  inner.Ignore("include_obfuscation");
+  inner.Bool("include_obfuscation");
   if (const absl::Status status = inner.Finish(); !status.ok()) {
     members->Fail(
         absl::InvalidArgumentError(absl::StrCat("stream_options.", std::string(status.message()))));
+  }
+}
+
+// Strings by name, which nobody here reads.
+void ReadMetadata(Members* members) {
+  const Json* const metadata = members->Find("metadata");
+  if (metadata == nullptr) return;
+  if (!metadata->is_object()) {
+    members->Fail(BadMember("metadata", *metadata, "an object of strings"));
+    return;
+  }
+  for (const auto& [name, value] : metadata->items()) {
+    if (value.is_string()) continue;
+    members->Fail(BadMember(absl::StrCat("metadata.", ShownName(name)), value, "a string"));
   }
 }
 
@@ -120,10 +137,12 @@ void ReadCommonMembers(Members* members, ApiRequest* api, ferry::v1::GenerateReq
   ReadStops(members, s);
   ReadStream(members, api);
   // What says something about the caller, not about the answer.
-  for (const char* const name : {"user", "metadata", "service_tier", "safety_identifier",
-                                 "prompt_cache_key", "prompt_cache_retention"}) {
-    members->Ignore(name);
+  for (const char* const name : {"user", "service_tier", "safety_identifier", "prompt_cache_key",
+                                 "prompt_cache_retention"}) {
+    members->String(name);
   }
+  members->Bool("store");
+  ReadMetadata(members);
   members->Expect("logit_bias", Json::object());
   members->Expect("use_beam_search", false);
   members->Expect("skip_special_tokens", true);

@@ -115,6 +115,14 @@ class OpenAiClientTest(unittest.TestCase):
         self.assertEqual(chunks[0].choices[0].delta.role, "assistant")
         self.assertEqual("".join(chunk.choices[0].delta.content or "" for chunk in chunks), same.choices[0].text)
         self.assertEqual(chunks[-1].choices[0].finish_reason, "length")
+        # An answer goes back as it came, with all its empty members.
+        further = self.client.chat.completions.create(
+            model=MODEL.name, messages=[*messages, whole.choices[0].message.model_dump(), {"role": "user", "content": "And now?"}],
+            max_tokens=5, user="u", metadata={"a": "b"}, store=False)
+        self.assertGreater(further.usage.prompt_tokens, whole.usage.total_tokens)
+        with self.assertRaises(openai.BadRequestError) as unknown:
+            self.client.chat.completions.create(model=MODEL.name, messages=[{"role": "user", "content": "x", "colour": "red"}])
+        self.assertIn('messages[0].colour is "red": there is no such member here', unknown.exception.message)
 
     def test_errors_are_the_clients_own(self):
         with self.assertRaises(openai.BadRequestError) as bad:

@@ -116,6 +116,14 @@ TEST(ApiRequestTest, WhatIsAbsentOrNullTakesItsDefault) {
   EXPECT_FALSE(chat->prompts[0]->sampling().has_max_tokens()) << "what fits";
 }
 
+TEST(ApiRequestTest, WhatSaysSomethingOfTheCallerIsTaken) {
+  const std::string members =
+      R"("user": "u", "metadata": {"a": "b"}, "store": true, "service_tier": "auto",
+         "safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h")";
+  EXPECT_EQ(MemberError(members), "");
+  EXPECT_EQ(ChatError(members + R"(, "verbosity": "medium")"), "");
+}
+
 TEST(ApiRequestTest, APromptIsTextOrIdsOrSeveralOfThem) {
   const auto texts = ParseCompletionRequest(R"({"prompt": ["a", "b"], "seed": 4})");
   ASSERT_TRUE(texts.ok()) << texts.status();
@@ -170,11 +178,15 @@ TEST(ApiRequestTest, WrongMembersAreNamedWithTheirValues) {
               absl::StrCat(name, " is 1: must be true or false"));
   }
   for (const char* const name : {"max_tokens", "max_completion_tokens", "min_tokens"}) {
+    const char* const least = name == std::string("min_tokens") ? "0" : "1";
     for (const char* const value : {"-1", "1.5", "\"7\"", "4294967296", "18446744073709551615"}) {
-      EXPECT_EQ(MemberError(absl::StrCat("\"", name, "\": ", value)),
-                absl::StrCat(name, " is ", value, ": must be an integer of 0 to 2147483647"));
+      EXPECT_EQ(
+          MemberError(absl::StrCat("\"", name, "\": ", value)),
+          absl::StrCat(name, " is ", value, ": must be an integer of ", least, " to 2147483647"));
     }
   }
+  EXPECT_EQ(MemberError(R"("max_tokens": 0)"),
+            "max_tokens is 0: must be an integer of 1 to 2147483647");
   for (const char* const value : {"0", "17", "2147483647", "true"}) {
     EXPECT_EQ(MemberError(absl::StrCat("\"n\": ", value)),
               absl::StrCat("n is ", value, ": must be an integer of 1 to 16"));
@@ -185,7 +197,12 @@ TEST(ApiRequestTest, WrongMembersAreNamedWithTheirValues) {
   EXPECT_EQ(MemberError(R"("model": 7)"), "model is 7: must be a string");
   EXPECT_EQ(MemberError(R"("cache_salt": false)"), "cache_salt is false: must be a string");
   EXPECT_EQ(MemberError(R"("stop": 5)"), "stop is 5: must be a string or an array of strings");
-  EXPECT_EQ(MemberError(R"("stop": ["a", 5])"), "stop[1] is 5: must be a string");
+  EXPECT_EQ(MemberError(R"("stop": "")"),
+            "stop is \"\": must be a string of at least one character");
+  for (const char* const value : {"5", "\"\""}) {
+    EXPECT_EQ(MemberError(absl::StrCat("\"stop\": [\"a\", ", value, "]")),
+              absl::StrCat("stop[1] is ", value, ": must be a string of at least one character"));
+  }
   EXPECT_EQ(MemberError(R"("stop_token_ids": 5)"),
             "stop_token_ids is 5: must be an array of token ids");
   EXPECT_EQ(MemberError(R"("stop_token_ids": [-1])"),
@@ -193,13 +210,27 @@ TEST(ApiRequestTest, WrongMembersAreNamedWithTheirValues) {
   EXPECT_EQ(MemberError(R"("max_tokens": 5, "max_completion_tokens": 6)"),
             "max_completion_tokens is 6: must be max_tokens, 5, if both are given");
   EXPECT_EQ(MemberError(R"("stream_options": {"include_usage": true})"),
-            "stream_options is given: must be without stream");
+            "stream_options is {\"include_usage\":true}: must be absent unless stream is true");
   EXPECT_EQ(MemberError(R"("stream": true, "stream_options": true)"),
             "stream_options is true: must be an object");
   EXPECT_EQ(MemberError(R"("stream": true, "stream_options": {"include_usage": 1})"),
             "stream_options.include_usage is 1: must be true or false");
   EXPECT_EQ(MemberError(R"("stream": true, "stream_options": {"includ_usage": true})"),
             "stream_options.includ_usage is true: there is no such member of a request");
+  EXPECT_EQ(MemberError(R"("stream": true, "stream_options": {"include_obfuscation": 1})"),
+            "stream_options.include_obfuscation is 1: must be true or false");
+  for (const char* const name : {"user", "service_tier", "safety_identifier", "prompt_cache_key",
+                                 "prompt_cache_retention"}) {
+    EXPECT_EQ(MemberError(absl::StrCat("\"", name, "\": 5")),
+              absl::StrCat(name, " is 5: must be a string"));
+  }
+  EXPECT_EQ(MemberError(R"("store": "yes")"), "store is \"yes\": must be true or false");
+  EXPECT_EQ(MemberError(R"("metadata": [])"), "metadata is []: must be an object of strings");
+  EXPECT_EQ(MemberError(R"("metadata": {"a": "b", "c": 5})"), "metadata.c is 5: must be a string");
+  EXPECT_EQ(MemberError(absl::StrCat("\"metadata\": {\"", std::string(5000, 'n'), "\": 5}")),
+            "metadata.(a name of 5000 bytes) is 5: must be a string");
+  EXPECT_EQ(MemberError(absl::StrCat("\"", std::string(5000, 'n'), "\": 5")),
+            "(a name of 5000 bytes) is 5: there is no such member of a request");
   EXPECT_EQ(MemberError(R"("logit_bias": {"5": 10})"),
             "logit_bias is {\"5\":10}: must be {}, nothing else can be served");
   EXPECT_EQ(MemberError(R"("max_token": 5)"),
@@ -275,7 +306,7 @@ TEST(ApiRequestTest, AChatBecomesThePromptOfItsFormat) {
 TEST(ApiRequestTest, WrongMembersOfAChatAreNamed) {
   EXPECT_EQ(ChatError(R"("logprobs": 5)"), "logprobs is 5: must be true or false");
   EXPECT_EQ(ChatError(R"("top_logprobs": 5)"),
-            "top_logprobs is 5: must be without, unless logprobs is true");
+            "top_logprobs is 5: must be absent unless logprobs is true");
   EXPECT_EQ(ChatError(R"("logprobs": true, "top_logprobs": 21)"),
             "top_logprobs is 21: must be an integer of 0 to 20");
   EXPECT_EQ(
@@ -287,6 +318,14 @@ TEST(ApiRequestTest, WrongMembersOfAChatAreNamed) {
   EXPECT_EQ(ChatError(R"("response_format": {"type": "json_object"})"),
             "response_format is {\"type\":\"json_object\"}: must be {\"type\":\"text\"}, nothing "
             "else can be served");
+  EXPECT_EQ(ChatError(R"("verbosity": "low")"),
+            "verbosity is \"low\": must be \"medium\", nothing else can be served");
+  EXPECT_EQ(ChatError("", R"([{"role": "user", "content": "a", "colour": "red"}])"),
+            "messages[0].colour is \"red\": there is no such member here");
+  EXPECT_EQ(ChatError(R"("chat_template_kwargs": {"think": true})"),
+            "chat_template_kwargs.think is true: there is no such member here");
+  EXPECT_EQ(ChatError(R"("tools": [{"function": {"name": "f", "params": 1}}])"),
+            "tools[0].function.params is 1: there is no such member here");
   EXPECT_EQ(ChatError(R"("parallel_tool_calls": false)"),
             "parallel_tool_calls is false: must be true, nothing else can be served");
   EXPECT_EQ(ChatError(R"("prompt": "a")"), "prompt is \"a\": there is no such member of a request");

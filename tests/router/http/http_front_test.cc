@@ -155,9 +155,10 @@ TEST_F(HttpFixture, RefusalsAreInOpenAisForm) {
          "temperature is -1: must be a finite number >= 0", "temperature");
   expect(R"({"prompt": "x", "top_p": 1.5})", 400, "top_p is 1.5: must be in (0, 1]", "top_p");
   expect(R"({"prompt": "x", "n": 17})", 400, "n is 17: must be an integer of 1 to 16", "n");
-  expect(R"({"prompt": "x", "max_tokens": 0})", 400, "max_tokens is 0: must be >= 1", "max_tokens");
+  expect(R"({"prompt": "x", "max_tokens": 0})", 400,
+         "max_tokens is 0: must be an integer of 1 to 2147483647", "max_tokens");
   expect(R"({"prompt": "x", "stop": ["a", ""]})", 400,
-         "stop[1] is empty: a stop string has at least one character", "stop[1]");
+         "stop[1] is \"\": must be a string of at least one character", "stop[1]");
   expect(R"({"prompt": [5, 300]})", 400,
          "prompt tokens.ids[1] is 300: must be below the vocabulary size, 300", "prompt");
   expect(R"({"prompt": ""})", 400, "prompt text is empty", "prompt");
