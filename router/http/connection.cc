@@ -204,7 +204,7 @@ void Connection::Refuse(const std::string& path, const Response& response) {
   read_limit_ = Clock::time_point::max();
   if (options_->on_response != nullptr) options_->on_response(path, response.status);
   WriteHead(response, /*has_length=*/true);
-  Queue(response.body);
+  if (!reader_.is_head()) Queue(response.body);
   ResponseEnded(/*complete=*/true);
 }
 

@@ -104,6 +104,7 @@ class OpenAiFront final : public HttpFront {
     ASSIGN_OR_RETURN(server_, HttpServer::Start(options, [this](std::shared_ptr<Exchange> e) {
                        Handle(std::move(e));
                      }));
+    options.on_connection = [this](int change) { connections_.Increment(change); };
     return absl::OkStatus();
   }
 
@@ -183,8 +184,7 @@ class OpenAiFront final : public HttpFront {
     return {.body = Card(**model).dump()};
   }
 
-  Response Metrics() {
-    connections_.Set(static_cast<double>(server_->num_connections()));
+  Response Metrics() const {
     return {.content_type = "text/plain; version=0.0.4; charset=utf-8",
             .body = prometheus::TextSerializer().Serialize(registry_->Collect())};
   }

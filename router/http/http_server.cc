@@ -142,10 +142,12 @@ class HttpServer::Impl final {
       connections_[id] = connection;
       ++num_connections_;
     }
+    if (options_.on_connection != nullptr) options_.on_connection(1);
     connection->Start();
   }
 
   void Closed(int64_t id) {
+    if (options_.on_connection != nullptr) options_.on_connection(-1);
     const std::lock_guard lock(mutex_);
     connections_.erase(id);
     --num_connections_;

@@ -40,6 +40,8 @@ struct ServerOptions {
   std::function<std::string(int status, const std::string& message)> error_body = {};
   // Told of every response, by path ("" if none was read) and status.  Any thread.
   std::function<void(const std::string& path, int status)> on_response = {};
+  // Told of every connection: 1 when it opens, -1 when it is closed.  Any thread.
+  std::function<void(int change)> on_connection = {};
 };
 
 class HttpServer final {

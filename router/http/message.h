@@ -16,7 +16,7 @@ using Headers = std::vector<std::pair<std::string, std::string>>;
 
 struct Request {
   std::string method;
-  std::string path;  // of the target, without the query
+  std::string path;  // of the target, without scheme, host and query
   Headers headers;   // names in lower case
   std::string body;
   bool keep_alive = true;    // as the client asks for it

@@ -20,6 +20,18 @@ namespace beast_http = boost::beast::http;
 
 absl::string_view View(boost::beast::string_view text) { return {text.data(), text.size()}; }
 
+// Of a target in origin form, "/path?query", or in absolute form, "http://host/path?query", which
+// is what a proxy gets, and every server must take.
+absl::string_view PathOf(absl::string_view target) {
+  for (const absl::string_view scheme : {"http://", "https://"}) {
+    if (!absl::StartsWithIgnoreCase(target, scheme)) continue;
+    target.remove_prefix(scheme.size());
+    target.remove_prefix(std::min(target.find_first_of("/?"), target.size()));
+    if (!absl::StartsWith(target, "/")) return "/";
+  }
+  return target.substr(0, target.find('?'));
+}
+
 }  // namespace
 
 class RequestReader::Parser final : public beast_http::request_parser<beast_http::string_body> {};
@@ -94,11 +106,14 @@ bool RequestReader::TakeExpectation() {
   return std::exchange(expects_continue_, false) && stage_ == Stage::kBody;
 }
 
+bool RequestReader::is_head() const {
+  return parser_ != nullptr && parser_->get().method() == beast_http::verb::head;
+}
+
 Request RequestReader::Header() const {
   const auto& message = parser_->get();
-  const absl::string_view target = View(message.target());
   Request request = {.method = std::string(View(message.method_string())),
-                     .path = std::string(target.substr(0, target.find('?'))),
+                     .path = std::string(PathOf(View(message.target()))),
                      .headers = {},
                      .body = {},
                      .keep_alive = message.keep_alive(),

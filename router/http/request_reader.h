@@ -46,6 +46,8 @@ class RequestReader final {
   Stage stage() const { return stage_; }
   // True once, when the client waits for "100 Continue" before it sends the body.
   bool TakeExpectation();
+  // Whether the request under way, as far as it was read, asks for the head of a response only.
+  bool is_head() const;
   // What is known before the body.  REQUIRES: stage() is kBody or kComplete.
   Request Header() const;
   // REQUIRES: stage() is kComplete.  Then the next request begins.

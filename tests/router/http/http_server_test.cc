@@ -138,6 +138,43 @@ TEST_F(HttpServerTest, AHeadIsAnsweredWithoutABody) {
   EXPECT_EQ(all.find("abc"), std::string::npos);
 }
 
+TEST_F(HttpServerTest, ARefusedHeadGetsNoBodyEither) {
+  options_.limits.body_bytes = 2000;
+  options_.refuse = [](const Request& header) -> std::optional<Response> {
+    if (header.path != "/refused") return std::nullopt;
+    return Response{.status = 404, .body = "no such thing"};
+  };
+  Start();
+  for (const auto& [head, status] :
+       {std::pair{"/refused HTTP/1.1\r\nhost: a\r\ncontent-length: 3", "404"},
+        std::pair{"/echo HTTP/1.1", "400"},
+        std::pair{"/echo HTTP/1.1\r\nhost: a\r\ncontent-length: 9999", "413"}}) {
+    HttpClient client(port());
+    client.Send(absl::StrCat("HEAD ", head, "\r\n\r\n"));
+    std::string all;
+    char buffer[1000];
+    for (ssize_t n; (n = recv(client.fd(), buffer, sizeof(buffer), 0)) > 0;) all.append(buffer, n);
+    EXPECT_THAT(all, testing::StartsWith(absl::StrCat("HTTP/1.1 ", status)));
+    EXPECT_THAT(all, testing::EndsWith("connection: close\r\n\r\n")) << all;
+  }
+}
+
+TEST_F(HttpServerTest, EveryConnectionIsToldOfWhenItOpensAndWhenItCloses) {
+  int open = 0;
+  options_.on_connection = [&](int change) {
+    const std::lock_guard lock(mutex_);
+    open += change;
+    changed_.notify_all();
+  };
+  Start();
+  {
+    HttpClient first(port());
+    HttpClient second(port());
+    EXPECT_TRUE(WaitFor([&] { return open == 2; }));
+  }
+  EXPECT_TRUE(WaitFor([&] { return open == 0; }));
+}
+
 TEST_F(HttpServerTest, BadBytesGetAnErrorAndTheEnd) {
   options_.limits = {.header_bytes = 1000, .body_bytes = 2000};
   Start();

@@ -45,6 +45,19 @@ TEST(RequestReaderTest, ReadsARequestHoweverItIsCut) {
   }
 }
 
+TEST(RequestReaderTest, ATargetMayBeAWholeUrl) {
+  for (const auto& [target, path] :
+       {std::pair{"http://ferry.example:8000/v1/models?x=/y", "/v1/models"},
+        std::pair{"HTTPS://[::1]:8000/v1/models", "/v1/models"}, std::pair{"http://ferry", "/"},
+        std::pair{"http://ferry?x=1", "/"}, std::pair{"/http://a/b?c", "/http://a/b"},
+        std::pair{"*", "*"}, std::pair{"ftp://a/b", "ftp://a/b"}}) {
+    RequestReader reader({});
+    reader.Append(absl::StrCat("GET ", target, " HTTP/1.1\r\nHost: a\r\n\r\n"));
+    ASSERT_FALSE(reader.Read().has_value()) << target;
+    EXPECT_EQ(reader.Take().path, path) << target;
+  }
+}
+
 TEST(RequestReaderTest, RequestsSentAheadComeOneAfterTheOther) {
   RequestReader reader({});
   reader.Append(absl::StrCat(kPost, "\r\n", kPost, "GET / HTTP/1.0\r\n\r\n"));
