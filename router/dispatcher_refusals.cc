@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "router/dispatcher.h"
 #include "status/grpc_status.h"
+#include "status/public_message.h"
 
 namespace router {
 namespace {
@@ -36,8 +37,16 @@ absl::Status ComeBack(absl::Status status, absl::Duration delay) {
   return status::WithRetryAfter(std::move(status), std::clamp(delay, kSoonest, kLatest));
 }
 
-absl::Status Unavailable(const std::string& message) {
-  return ComeBack(absl::UnavailableError(message), kUnknown);
+// `workers`: sentences about some of them, for those who run them.
+absl::Status NotServable(absl::StatusCode code, const std::string& message,
+                         std::vector<std::string> workers) {
+  const std::string more = workers.empty() ? "" : absl::StrCat("; ", Joined(std::move(workers)));
+  return status::WithPublicMessage(absl::Status(code, message + more), message);
+}
+
+absl::Status Unavailable(const std::string& message, std::vector<std::string> workers) {
+  return ComeBack(NotServable(absl::StatusCode::kUnavailable, message, std::move(workers)),
+                  kUnknown);
 }
 
 std::string Rounded(absl::Duration duration) {
@@ -159,12 +168,11 @@ absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
     std::vector<std::string> reasons = registry_->UnusedWorkers();
     for (std::string& one : registry_->Unreachable()) reasons.push_back(std::move(one));
     const std::vector<std::string> served = registry_->ReadyModels();
-    return Unavailable(absl::StrCat(
-        "no decode worker serves model ", model.name,
-        " now; models served now: ", served.empty() ? "none" : absl::StrJoin(served, ", "),
-        reasons.empty() ? "" : "; ", Joined(reasons)));
+    return Unavailable(
+        absl::StrCat("no decode worker serves model ", model.name, " now; models served now: ",
+                     served.empty() ? "none" : absl::StrJoin(served, ", ")),
+        std::move(reasons));
   }
-  const std::vector<std::string> misfits = registry_->Misfits(model);
   std::string message = absl::StrCat(
       "no pair of workers can serve a prompt of ", tokens, " tokens for model ", model.name,
       " now: ", Counted(ready.decode, "decode worker"), ", ", Counted(ready.prefill, "worker"),
@@ -174,14 +182,17 @@ absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
                     "; start a ferry-prefill, or a ferry-decode with --role=both, that is named in "
                     "--workers");
   }
-  if (const std::vector<std::string> away = registry_->Unreachable(); !away.empty()) {
-    absl::StrAppend(&message, "; ", Joined(away));
+  std::vector<std::string> workers;
+  for (std::vector<std::string> sentences : {registry_->Unreachable(), registry_->Misfits(model)}) {
+    if (!sentences.empty()) workers.push_back(Joined(std::move(sentences)));
   }
-  if (misfits.empty()) return Unavailable(message);
-  absl::StrAppend(&message, "; ", Joined(misfits));
-  if (ready.prefill > 0) return Unavailable(message);
+  if (ready.prefill > 0 || registry_->Misfits(model).empty()) {
+    return Unavailable(message, std::move(workers));
+  }
   // Only a restart of a worker mends that.
-  return status::WithReason(absl::FailedPreconditionError(message), status::kIncompatible);
+  return status::WithReason(
+      NotServable(absl::StatusCode::kFailedPrecondition, message, std::move(workers)),
+      status::kIncompatible);
 }
 
 }  // namespace router

@@ -11,6 +11,7 @@
 #include "ferry/v1/worker.pb.h"
 #include "service/process.h"
 #include "status/grpc_status.h"
+#include "status/public_message.h"
 
 namespace router {
 namespace {
@@ -64,9 +65,9 @@ Generation::Generation(const GenerationContext& context, PreparedRequest request
     branches_.push_back({.text = TextStream(prepared_.model->tokenizer.get(),
                                             {.stops = prepared_.stops,
                                              .include_stop = prepared_.include_stop,
-                                             .stop_ids = prepared_.stop_ids,
                                              .min_tokens = static_cast<int32_t>(
                                                  prepared_.spec->sampling().min_tokens()),
+                                             .stop_ids = prepared_.stop_ids,
                                              .shown_special_ids = prepared_.shown_special_ids})});
   }
   open_branches_ = static_cast<int32_t>(n);
@@ -85,11 +86,13 @@ void Generation::Start() {
   }
   deadline_timer_ = context_.loop->After(budget, [this] {
     deadline_timer_ = 0;
-    End(absl::DeadlineExceededError(absl::StrCat(
+    const std::string message = absl::StrCat(
         "deadline passed after ",
         absl::FormatDuration(absl::Trunc(Since(prepared_.arrival), absl::Milliseconds(1))), ", ",
-        PhaseName(phase_), ", ", output_tokens_, " tokens generated",
-        last_failure_.empty() ? "" : absl::StrCat("; the last failure: ", last_failure_))));
+        PhaseName(phase_), ", ", output_tokens_, " tokens generated");
+    const std::string failure =
+        last_failure_.empty() ? "" : absl::StrCat("; the last failure: ", last_failure_);
+    End(status::WithPublicMessage(absl::DeadlineExceededError(message + failure), message));
   });
   if (absl::Status status = context_.dispatcher->Enter(this); !status.ok()) {
     context_.metrics->CountRejected(absl::AsciiStrToLower(status::Reason(status)));

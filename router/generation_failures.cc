@@ -10,6 +10,7 @@
 #include "router/generation.h"
 #include "service/process.h"
 #include "status/grpc_status.h"
+#include "status/public_message.h"
 
 namespace router {
 
@@ -146,9 +147,11 @@ void Generation::EndFailed(const absl::Status& error) {
   absl::Status status = FinalStatus(error, static_cast<int32_t>(attempt_));
   if (migrations_ > 0 && absl::IsInvalidArgument(status)) {
     // What the next worker has against prompt and output is not the client's mistake.
-    status = absl::UnavailableError(
-        absl::StrCat("the output could not go on elsewhere: ", std::string(error.message()),
-                     "; before that: ", last_failure_));
+    status = status::WithPublicMessage(
+        absl::UnavailableError(
+            absl::StrCat("the output could not go on elsewhere: ", std::string(error.message()),
+                         "; before that: ", last_failure_)),
+        "the output could not go on at another worker");
   }
   End(status);
 }

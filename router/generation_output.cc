@@ -14,6 +14,7 @@
 #include "router/generation.h"
 #include "service/process.h"
 #include "status/grpc_status.h"
+#include "status/public_message.h"
 
 namespace router {
 namespace {
@@ -100,10 +101,12 @@ bool Generation::TakeRepeated(Branch* branch, ferry::v1::DecodeTokens* tokens) {
   for (; known < tokens->token_ids_size() && branch->position < branch->tokens.size(); ++known) {
     const uint32_t sent = branch->tokens[branch->position];
     if (tokens->token_ids(known) != sent) {
-      End(absl::UnavailableError(absl::StrCat(
-          "the output could not go on at worker ", decode_address_, ": token ", branch->position,
-          " of branch ", tokens->branch(), " is ", tokens->token_ids(known), " there, but ", sent,
-          " has been sent; before that: ", last_failure_)));
+      End(status::WithPublicMessage(
+          absl::UnavailableError(absl::StrCat(
+              "the output could not go on at worker ", decode_address_, ": token ",
+              branch->position, " of branch ", tokens->branch(), " is ", tokens->token_ids(known),
+              " there, but ", sent, " has been sent; before that: ", last_failure_)),
+          "the output could not go on at another worker"));
       return false;
     }
     ++branch->position;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "status/grpc_status.h"
+#include "status/public_message.h"
 
 namespace router {
 namespace {
@@ -34,6 +35,22 @@ bool IsTheRequestsOwn(absl::StatusCode code) {
       return true;
     default:
       return false;
+  }
+}
+
+// nullptr: a worker that finds fault with a request speaks of the request; else it speaks of itself
+// and of others.
+const char* PublicSentence(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+      return nullptr;
+    case absl::StatusCode::kUnavailable:
+      return "no worker could answer";
+    case absl::StatusCode::kDeadlineExceeded:
+      return "the deadline has passed";
+    default:
+      return "a worker failed";
   }
 }
 
@@ -91,14 +108,20 @@ absl::Status FinalStatus(const absl::Status& error, int32_t attempts) {
       break;
     case absl::StatusCode::kUnknown:
     case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kUnauthenticated:  // the router is not known there
+    case absl::StatusCode::kPermissionDenied:
       code = absl::StatusCode::kInternal;
       break;
     default:
       break;
   }
-  std::string message(error.message());
-  if (attempts > 1) message = absl::StrCat("gave up after ", attempts, " attempts: ", message);
-  absl::Status result(code, message);
+  const std::string tries =
+      attempts > 1 ? absl::StrCat("gave up after ", attempts, " attempts: ") : "";
+  absl::Status result(code, absl::StrCat(tries, std::string(error.message())));
+  const char* const sentence = PublicSentence(code);
+  result = status::WithPublicMessage(
+      std::move(result),
+      absl::StrCat(tries, sentence == nullptr ? status::PublicMessage(error) : sentence));
   const std::string reason = status::Reason(error);
   return reason.empty() ? result : status::WithReason(std::move(result), reason);
 }

@@ -37,7 +37,8 @@ RetryVerdict DecideRetry(const absl::Status& error, bool accepted, int32_t max_a
 // go elsewhere: not what is the request's own doing, and not a worker that is full or leaves.
 bool BlamesWorker(const absl::Status& error);
 
-// What the client is told when there is no further try.
+// What the client is told when there is no further try, with a public message (status/) where
+// `error` may speak of workers.
 absl::Status FinalStatus(const absl::Status& error, int32_t attempts);
 
 }  // namespace router

@@ -11,6 +11,7 @@
 #include "ferry/v1/worker.grpc.pb.h"
 #include "service/trace_metadata.h"
 #include "status/grpc_status.h"
+#include "status/public_message.h"
 
 namespace router {
 namespace {
@@ -32,8 +33,9 @@ absl::Duration StreamTimeout(const ferry::v1::RequestSpec& spec) {
 
 absl::Status WithAddress(const absl::Status& status, const std::string& address) {
   if (status.ok()) return status;
-  absl::Status result(status.code(),
-                      absl::StrCat("worker ", address, ": ", std::string(status.message())));
+  const std::string message(status.message());
+  absl::Status result = status::WithPublicMessage(
+      absl::Status(status.code(), absl::StrCat("worker ", address, ": ", message)), message);
   const std::string reason = status::Reason(status);
   return reason.empty() ? result : status::WithReason(std::move(result), reason);
 }

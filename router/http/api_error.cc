@@ -1,13 +1,19 @@
 #include "router/http/api_error.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "router/http/json_body.h"
+#include "status/grpc_status.h"
+#include "status/public_message.h"
 
 namespace router::http {
 namespace {
 
-constexpr char kRetryAfterSeconds[] = "1";
+constexpr absl::Duration kRetryAfter = absl::Seconds(1);  // where nothing is known
 
 const char* TypeOf(int http_status) {
   switch (http_status) {
@@ -40,20 +46,23 @@ Json ParamOf(int http_status, const std::string& message) {
   if (http_status == 404 && absl::StartsWith(message, "model ")) return "model";
   if (http_status != 400) return nullptr;
   const size_t end = message.find(' ');
-  const std::string first = message.substr(0, end);
+  std::string first = message.substr(0, end);
+  const bool is_place = absl::EndsWith(first, ":");  // "prompt[1]: max_tokens is ..."
+  if (is_place) first.pop_back();
   if (first.empty() || end == std::string::npos ||
       first.find_first_not_of("abcdefghijklmnopqrstuvwxyz_[].0123456789") != std::string::npos) {
     return nullptr;
   }
+  if (is_place) return first;
   for (const char* const verb : {" is ", " has ", " must ", " gives ", " tokens", " text "}) {
     if (message.compare(end, std::string(verb).size(), verb) == 0) return first;
   }
   return nullptr;
 }
 
-// Members have no "sampling." before them here.
+// For the client.  Members have no "sampling." before them here.
 std::string Message(const absl::Status& status) {
-  std::string message(status.message());
+  std::string message = status::PublicMessage(status);
   constexpr char kPrefix[] = "sampling.";
   if (absl::StartsWith(message, kPrefix)) message.erase(0, sizeof(kPrefix) - 1);
   return message;
@@ -91,6 +100,20 @@ int HttpStatusOf(absl::StatusCode code) {
   }
 }
 
+absl::Status OfPrompt(size_t index, const absl::Status& status) {
+  std::string message = Message(status);
+  constexpr char kPrompt[] = "prompt";
+  const bool is_about_it = absl::StartsWith(message, absl::StrCat(kPrompt, " "));
+  message = is_about_it
+                ? absl::StrCat(kPrompt, "[", index, "]", message.substr(sizeof(kPrompt) - 1))
+                : absl::StrCat(kPrompt, "[", index, "]: ", message);
+  absl::Status named(status.code(), message);
+  if (const absl::Duration delay = status::RetryAfter(status); delay > absl::ZeroDuration()) {
+    named = status::WithRetryAfter(std::move(named), delay);
+  }
+  return named;
+}
+
 std::string ErrorBody(int http_status, const std::string& message) {
   const Json body = {{"error",
                       {{"message", message},
@@ -104,7 +127,9 @@ Response ErrorResponse(const absl::Status& status) {
   Response response = {.status = HttpStatusOf(status.code())};
   response.body = ErrorBody(response.status, Message(status));
   if (response.status == 429 || response.status == 503) {
-    response.headers.emplace_back("retry-after", kRetryAfterSeconds);
+    const absl::Duration delay = std::max(kRetryAfter, status::RetryAfter(status));
+    response.headers.emplace_back(
+        "retry-after", absl::StrCat(absl::ToInt64Seconds(absl::Ceil(delay, absl::Seconds(1)))));
   }
   if (response.status == 401) response.headers.emplace_back("www-authenticate", "Bearer");
   return response;

@@ -5,6 +5,7 @@
 #ifndef ROUTER_HTTP_API_ERROR_H_
 #define ROUTER_HTTP_API_ERROR_H_
 
+#include <cstddef>
 #include <string>
 
 #include "absl/status/status.h"
@@ -19,7 +20,11 @@ int HttpStatusOf(absl::StatusCode code);
 // becomes `param`.
 std::string ErrorBody(int http_status, const std::string& message);
 
-// The whole response for a request that failed with `status`: 429 and 503 with Retry-After.
+// `status` of one of several prompts, in words that name it: "prompt[1] has ...".
+absl::Status OfPrompt(size_t index, const absl::Status& status);
+
+// The whole response for a request that failed with `status`, in the words that are for the public:
+// 429 and 503 with Retry-After, whole seconds.
 Response ErrorResponse(const absl::Status& status);
 // The same as the last event of a stream.
 std::string ErrorEvent(const absl::Status& status);

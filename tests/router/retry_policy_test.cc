@@ -2,6 +2,7 @@
 
 #include "gtest/gtest.h"
 #include "status/grpc_status.h"
+#include "status/public_message.h"
 
 namespace router {
 namespace {
@@ -56,11 +57,28 @@ TEST(RetryPolicyTest, TheClientIsToldTheContractsCodes) {
   EXPECT_EQ(FinalStatus(absl::AbortedError("x"), 6).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(FinalStatus(absl::CancelledError("x"), 1).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(FinalStatus(absl::DataLossError("x"), 3).code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(FinalStatus(absl::PermissionDeniedError("x"), 1).code(), absl::StatusCode::kInternal);
   EXPECT_EQ(FinalStatus(absl::UnavailableError("gone"), 3).message(),
             "gave up after 3 attempts: gone");
   EXPECT_EQ(status::Reason(FinalStatus(
                 status::WithReason(absl::FailedPreconditionError("x"), status::kIncompatible), 2)),
             status::kIncompatible);
+}
+
+TEST(RetryPolicyTest, WhereItWentWrongIsNotForThePublic) {
+  using absl::StatusCode;
+  for (int code = 1; code <= 16; ++code) {
+    const absl::Status error(static_cast<StatusCode>(code), "worker 10.0.0.5:8601: broken");
+    const absl::Status told =
+        FinalStatus(status::WithPublicMessage(error, "prompt has too many tokens"), 2);
+    EXPECT_EQ(told.message(), "gave up after 2 attempts: worker 10.0.0.5:8601: broken");
+    const bool of_the_request =
+        error.code() == StatusCode::kInvalidArgument || error.code() == StatusCode::kOutOfRange;
+    EXPECT_EQ(status::PublicMessage(told) == "gave up after 2 attempts: prompt has too many tokens",
+              of_the_request)
+        << told;
+    EXPECT_EQ(status::PublicMessage(told).find("10.0.0.5"), std::string::npos) << told;
+  }
 }
 
 TEST(RetryPolicyTest, AWorkerIsNotBlamedForWhatIsTheRequestsDoing) {

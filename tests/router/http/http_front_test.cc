@@ -199,7 +199,7 @@ TEST_F(HttpFixture, StatusesFollowTheContract) {
   StartHttp();
   const Reply broken = Post(kCompletions, kHiStream);
   EXPECT_EQ(broken.status, 500) << "before the first token a stream's error is a status";
-  EXPECT_THAT(ErrorOf(broken), HasSubstr("broken"));
+  EXPECT_EQ(ErrorOf(broken), "a worker failed");
   EXPECT_EQ(broken.Json()["error"]["type"], "server_error");
   which = 1;
   EXPECT_EQ(Post(kCompletions, kHi).status, 400);
@@ -250,7 +250,7 @@ TEST_F(HttpFixture, AFailureAfterTheFirstTokenIsTheStreamsLastEvent) {
   const auto events = reply.Events();
   ASSERT_EQ(events.size(), 2u) << reply.body;
   EXPECT_EQ(events[0]["choices"][0]["text"], "ab");
-  EXPECT_THAT(events[1]["error"]["message"].get<std::string>(), HasSubstr("the device is gone"));
+  EXPECT_EQ(events[1]["error"]["message"], "a worker failed");
   EXPECT_FALSE(reply.done());
   EXPECT_TRUE(client.AtEnd());
   const Reply whole = Post(kCompletions, kHi);

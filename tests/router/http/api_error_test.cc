@@ -1,0 +1,62 @@
+#include "router/http/api_error.h"
+
+#include <utility>
+
+#include "gtest/gtest.h"
+#include "router/http/json_body.h"
+#include "status/grpc_status.h"
+#include "status/public_message.h"
+
+namespace router::http {
+namespace {
+
+std::string RetryAfterOf(const absl::Status& status) {
+  for (const auto& [name, value] : ErrorResponse(status).headers) {
+    if (name == "retry-after") return value;
+  }
+  return "";
+}
+
+Json ErrorOf(const absl::Status& status) {
+  return Json::parse(ErrorResponse(status).body)["error"];
+}
+
+TEST(ApiErrorTest, RetryAfterIsWhatTheRefusalSaysInWholeSeconds) {
+  for (const absl::Status& status :
+       {absl::ResourceExhaustedError("full"), absl::UnavailableError("away")}) {
+    EXPECT_EQ(RetryAfterOf(status), "1") << "nothing is known";
+    for (const auto& [delay, seconds] :
+         {std::pair{absl::Milliseconds(100), "1"}, std::pair{absl::Seconds(1), "1"},
+          std::pair{absl::Milliseconds(1001), "2"}, std::pair{absl::Milliseconds(59500), "60"}}) {
+      EXPECT_EQ(RetryAfterOf(status::WithRetryAfter(status, delay)), seconds);
+      EXPECT_EQ(RetryAfterOf(OfPrompt(3, status::WithRetryAfter(status, delay))), seconds);
+    }
+  }
+  EXPECT_EQ(RetryAfterOf(absl::InternalError("broken")), "");
+}
+
+TEST(ApiErrorTest, OneOfSeveralPromptsIsNamed) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"prompt has 9 tokens: the context is 8", "prompt[2] has 9 tokens: the context is 8"},
+      {"prompt text is empty", "prompt[2] text is empty"},
+      {"prompt tokens.ids[1] is 300: must be less", "prompt[2] tokens.ids[1] is 300: must be less"},
+      {"sampling.max_tokens is 8: with a prompt of 9",
+       "prompt[2]: max_tokens is 8: with a prompt of 9"},
+      {"prompts are not liked", "prompt[2]: prompts are not liked"}};
+  for (const auto& [message, named] : cases) {
+    const Json error = ErrorOf(OfPrompt(2, absl::InvalidArgumentError(message)));
+    EXPECT_EQ(error["message"], named);
+    EXPECT_EQ(error["param"], "prompt[2]");
+  }
+}
+
+TEST(ApiErrorTest, ThePublicReadsWhatIsForIt) {
+  const absl::Status status = status::WithPublicMessage(
+      absl::UnavailableError("worker 10.0.0.5:8601 is gone"), "no worker could answer");
+  EXPECT_EQ(ErrorOf(status)["message"], "no worker could answer");
+  EXPECT_EQ(ErrorOf(OfPrompt(1, status))["message"], "prompt[1]: no worker could answer");
+  EXPECT_EQ(ErrorEvent(status).find("10.0.0.5"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace router::http
