@@ -10,6 +10,7 @@
 #include "ferry/v1/inference.pb.h"
 #include "service/process.h"
 #include "status/grpc_status.h"
+#include "status/status_macros.h"
 
 namespace router {
 namespace {
@@ -34,40 +35,72 @@ absl::Status FrontDoor::Run(size_t num_bytes, std::function<void()> work) {
       status::kQueueFull);
 }
 
-void FrontDoor::Enter(const Arrival& arrival,
-                      std::shared_ptr<const ferry::v1::GenerateRequest> request,
-                      std::shared_ptr<ClientStream> client) {
-  absl::Status status =
-      router_->draining()
-          ? status::WithReason(absl::UnavailableError("the router is draining"), status::kDraining)
-          : CheckRequest(*request, router_->models());
-  if (status.ok()) {
-    status = Run(request->text().size(),
-                 [this, arrival, request, client] { Prepare(arrival, *request, client); });
+absl::Status FrontDoor::Check(const ferry::v1::GenerateRequest& request) const {
+  if (router_->draining()) {
+    return status::WithReason(absl::UnavailableError("the router is draining"), status::kDraining);
   }
-  if (!status.ok()) Refuse(arrival, request->request_id(), status, std::move(client));
+  return CheckParameters(request, router_->models());
 }
 
-void FrontDoor::Prepare(const Arrival& arrival, const ferry::v1::GenerateRequest& request,
-                        std::shared_ptr<ClientStream> client) {
-  absl::StatusOr<PreparedRequest> prepared =
-      PrepareRequest(request, router_->models(), arrival.text);
-  if (!prepared.ok()) {
-    Refuse(arrival, request.request_id(), prepared.status(), std::move(client));
-    return;
+void FrontDoor::Enter(std::vector<Entry> entries) {
+  absl::Status status = Check(*entries.front().request);
+  size_t num_bytes = 0;
+  size_t index = 0;
+  for (; status.ok() && index < entries.size(); ++index) {
+    status = CheckRequest(*entries[index].request, router_->models());
+    num_bytes += entries[index].request->text().size();
+    if (!status.ok()) break;
   }
-  prepared->arrival = arrival.time;
-  prepared->deadline = arrival.deadline;
-  prepared->trace = arrival.trace;
+  if (status.ok()) {
+    index = 0;
+    status = Run(num_bytes, [this, entries] { PrepareAll(entries); });
+  }
+  if (!status.ok()) RefuseAll(entries, index, status);
+}
+
+absl::StatusOr<PreparedRequest> FrontDoor::Prepare(const Entry& entry) const {
+  if (entry.client->gone()) return absl::CancelledError("the client has gone");
+  const Arrival& arrival = entry.arrival;
+  ASSIGN_OR_RETURN(PreparedRequest prepared,
+                   PrepareRequest(*entry.request, router_->models(), arrival.text));
+  prepared.arrival = arrival.time;
+  prepared.deadline = arrival.deadline;
+  prepared.trace = arrival.trace;
   router_->metrics()->ObserveStage("tokenize", EventLoop::Now() - arrival.time);
-  router_->loop()->Post([this, arrival, client = std::move(client),
-                         submitted = std::move(*prepared)]() mutable {
-    const std::string request_id = submitted.request_id;
-    const absl::Status status = client->gone()
-                                    ? absl::CancelledError("the client has gone")
-                                    : router_->Submit(arrival.number, std::move(submitted), client);
-    if (!status.ok()) Refuse(arrival, request_id, status, std::move(client));
+  return prepared;
+}
+
+void FrontDoor::PrepareAll(const std::vector<Entry>& entries) {
+  std::vector<PreparedRequest> prepared;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    absl::StatusOr<PreparedRequest> one = Prepare(entries[i]);
+    if (!one.ok()) {
+      RefuseAll(entries, i, one.status());
+      return;
+    }
+    prepared.push_back(*std::move(one));
+  }
+  router_->loop()->Post([this, entries, prepared = std::move(prepared)]() mutable {
+    for (size_t i = 0; i < entries.size(); ++i) {
+      const auto& [arrival, request, client] = entries[i];
+      const absl::Status status =
+          client->gone() ? absl::CancelledError("the client has gone")
+                         : router_->Submit(arrival.number, std::move(prepared[i]), client);
+      if (!status.ok()) Refuse(arrival, request->request_id(), status, client);
+    }
   });
+}
+
+void FrontDoor::RefuseAll(const std::vector<Entry>& entries, size_t index,
+                          const absl::Status& status) {
+  const Entry& first = entries[index];
+  Refuse(first.arrival, first.request->request_id(), status, first.client);
+  for (const Entry& entry : entries) {
+    if (&entry == &first) continue;
+    router_->loop()->Post([client = entry.client] {
+      client->Finish(absl::CancelledError("another request of the call was refused"));
+    });
+  }
 }
 
 void FrontDoor::NoteRefusal(const Arrival& arrival, const std::string& request_id,

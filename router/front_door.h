@@ -1,6 +1,6 @@
 // FrontDoor: the way of a request into the router, the same for every front (gRPC, HTTP): checked,
 // tokenised (long texts on a small pool) and submitted on the loop, or refused, which is logged and
-// counted.
+// counted.  For a client that has gone nothing more is done.
 //
 // Thread-safe.
 
@@ -11,8 +11,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "router/router.h"
 #include "router/work_pool.h"
@@ -31,9 +33,17 @@ class FrontDoor final {
     TextRules text = {};
     tracing::TraceContext trace = {};
   };
-  // `client` hears of the request on the loop's thread, and of its end in every case.
-  void Enter(const Arrival& arrival, std::shared_ptr<const ferry::v1::GenerateRequest> request,
-             std::shared_ptr<ClientStream> client);
+  // A request, and the client that hears of it on the loop's thread, of its end in every case.
+  struct Entry {
+    Arrival arrival;
+    std::shared_ptr<const ferry::v1::GenerateRequest> request;
+    std::shared_ptr<ClientStream> client;
+  };
+  // The requests of one call: none of them runs before all have been found good.  If one is not,
+  // its client hears why, and then the others that they are cancelled.  REQUIRES: not empty.
+  void Enter(std::vector<Entry> entries);
+  // Whether the router takes requests now, and everything about this one but its prompt.
+  absl::Status Check(const ferry::v1::GenerateRequest& request) const;
   // The end of a request that does not get so far.  `request_id` may be empty.
   void Refuse(const Arrival& arrival, const std::string& request_id, const absl::Status& status,
               std::shared_ptr<ClientStream> client);
@@ -48,8 +58,10 @@ class FrontDoor final {
   Router* router() const { return router_; }
 
  private:
-  void Prepare(const Arrival& arrival, const ferry::v1::GenerateRequest& request,
-               std::shared_ptr<ClientStream> client);
+  absl::StatusOr<PreparedRequest> Prepare(const Entry& entry) const;
+  void PrepareAll(const std::vector<Entry>& entries);
+  // Of the call, because of the entry at `index`.
+  void RefuseAll(const std::vector<Entry>& entries, size_t index, const absl::Status& status);
 
   Router* const router_;
   WorkPool pool_;

@@ -5,6 +5,7 @@
 #include <grpcpp/support/proto_buffer_writer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <utility>
@@ -52,7 +53,7 @@ grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
 }
 
 // One Generate call: gRPC's side of it and the ClientStream of its Generation.  It owns itself from
-// Begin until gRPC is done with it.  Except for Begin and the reactions all is on the loop's
+// Begin until gRPC is done with it.  Except for Begin, gone and the reactions all is on the loop's
 // thread.
 class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                            public ClientStream,
@@ -75,7 +76,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     auto request = std::make_shared<GenerateRequest>();
     const absl::Status status = Parse(buffer, request.get());
     if (status.ok()) {
-      door_->Enter(arrival, std::move(request), self_);
+      door_->Enter({{arrival, std::move(request), self_}});
     } else {
       door_->Refuse(arrival, request->request_id(), status, self_);
     }
@@ -106,10 +107,9 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     router_->loop()->Post([self = shared_from_this(), ok] { self->HandleWritten(ok); });
   }
   void OnCancel() override {
-    router_->loop()->Post([self = shared_from_this()] {
-      self->gone_ = true;
-      self->router_->OnClientGone(self->number_);
-    });
+    gone_ = true;  // at once: its text may be waiting to be tokenised
+    router_->loop()->Post(
+        [self = shared_from_this()] { self->router_->OnClientGone(self->number_); });
   }
   void OnDone() override {
     // The loop may destroy this object before the last line here runs.
@@ -165,11 +165,11 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   const int64_t number_;
   tracing::TraceContext trace_;
   std::shared_ptr<GenerateCall> self_;
+  std::atomic<bool> gone_{false};  // the client; written by the loop and by OnCancel
   // The loop's thread only.
   std::deque<grpc::ByteBuffer> waiting_;  // the first is being written while writing_
   size_t pending_bytes_ = 0;
   bool writing_ = false;
-  bool gone_ = false;
   bool finishing_ = false;
   bool answered_ = false;  // something has been sent
   bool finished_ = false;

@@ -51,7 +51,7 @@ class ClientStream {
   virtual void Finish(const absl::Status& status) = 0;
   // Bytes written that the client has not taken yet.
   virtual size_t pending_bytes() const = 0;
-  // The client has gone before there was a generation to tell.
+  // The client has gone before there was a generation to tell.  Any thread.
   virtual bool gone() const = 0;
 };
 

@@ -19,7 +19,6 @@ namespace {
 using ferry::v1::GenerateRequest;
 using ferry::v1::SamplingParams;
 
-constexpr size_t kMaxNameBytes = 128;  // of request_id and tenant
 constexpr int32_t kMaxPriority = 100;
 constexpr int kMaxStops = 16;
 constexpr size_t kMaxStopBytes = 4096;  // each branch keeps its own tables of them
@@ -36,21 +35,6 @@ absl::Status BadField(const char* field, const Value& value, const char* rule) {
 absl::Status CheckRange(const char* field, float value, bool ok, const char* rule) {
   if (std::isfinite(value) && ok) return absl::OkStatus();
   return BadField(field, value, rule);
-}
-
-absl::Status CheckName(const char* field, const std::string& name) {
-  if (name.size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(field, " has ", name.size(), " characters: at most ", kMaxNameBytes));
-  }
-  for (const char c : name) {
-    if (c <= 0x20 || c >= 0x7f) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(field, " \"", absl::CHexEscape(name),
-                       "\" has a character that is not printable ASCII, or a space"));
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::Status CheckSampling(const SamplingParams& s, const ModelAssets& model) {
@@ -252,7 +236,22 @@ absl::StatusOr<const ModelAssets*> ServedModels::Find(const std::string& name) c
                                           "\" is not served here; served: ", served));
 }
 
-absl::Status CheckRequest(const GenerateRequest& request, const ServedModels& models) {
+absl::Status CheckName(const char* field, const std::string& name, size_t max_bytes) {
+  if (name.size() > max_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, " has ", name.size(), " characters: at most ", max_bytes));
+  }
+  for (const char c : name) {
+    if (c <= 0x20 || c >= 0x7f) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, " \"", absl::CHexEscape(name),
+                       "\" has a character that is not printable ASCII, or a space"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckParameters(const GenerateRequest& request, const ServedModels& models) {
   ASSIGN_OR_RETURN(const ModelAssets* model, models.Find(request.model()));
   RETURN_IF_ERROR(CheckName("request_id", request.request_id()));
   RETURN_IF_ERROR(CheckName("tenant", request.tenant()));
@@ -263,7 +262,12 @@ absl::Status CheckRequest(const GenerateRequest& request, const ServedModels& mo
     return absl::InvalidArgumentError(absl::StrCat("cache_salt has ", request.cache_salt().size(),
                                                    " bytes: at most ", kMaxCacheSaltBytes));
   }
-  RETURN_IF_ERROR(CheckSampling(request.sampling(), *model));
+  return CheckSampling(request.sampling(), *model);
+}
+
+absl::Status CheckRequest(const GenerateRequest& request, const ServedModels& models) {
+  RETURN_IF_ERROR(CheckParameters(request, models));
+  ASSIGN_OR_RETURN(const ModelAssets* model, models.Find(request.model()));
   return CheckPrompt(request, *model);
 }
 

@@ -80,8 +80,17 @@ inline constexpr uint32_t kMaxLogprobs = 20;  // alternatives of a position
 // Bytes of text whose tokenising is too long for an RPC thread.
 inline constexpr size_t kInlineTokenizeBytes = 64 << 10;
 
-// Checks everything that can be checked without tokenising: model, sampling, ids, length bounds.
+inline constexpr size_t kMaxNameBytes = 128;  // of request_id and tenant
+
+// Of request_id and tenant: printable ASCII without spaces, at most `max_bytes`.
+// Errors: kInvalidArgument naming `field` and the value.
+absl::Status CheckName(const char* field, const std::string& name,
+                       size_t max_bytes = kMaxNameBytes);
+
+// Checks everything but the prompt: model, names, sampling.
 // Errors: kInvalidArgument naming field and value; kNotFound for the model.
+absl::Status CheckParameters(const ferry::v1::GenerateRequest& request, const ServedModels& models);
+// And of the prompt what can be checked without tokenising: ids, length bounds.
 absl::Status CheckRequest(const ferry::v1::GenerateRequest& request, const ServedModels& models);
 
 // Tokenises, fills in defaults and makes the spec.  `arrival` and `deadline` are left to the

@@ -16,6 +16,9 @@ namespace {
 using ferry::v1::GenerateRequest;
 using ferry::v1::GenerateResponse;
 
+// What is put behind x-request-id for each of several prompts: "-1023".
+constexpr size_t kMaxSuffixBytes = 5;
+
 class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_this<ApiCall> {
  public:
   ApiCall(Api api, FrontDoor* door, std::shared_ptr<Exchange> exchange)
@@ -33,10 +36,13 @@ class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_t
 
   void Start() {
     exchange_->Watch(shared_from_this());
-    const std::string_view named = exchange_->request().Header("x-request-id");
-    request_id_ = named.empty() ? NewRequestId() : std::string(named);
-    const absl::Status status = door_->Run(exchange_->request().body.size(),
-                                           [self = shared_from_this()] { self->ReadRequest(); });
+    const std::string named(exchange_->request().Header("x-request-id"));
+    absl::Status status = CheckName("x-request-id", named, kMaxNameBytes - kMaxSuffixBytes);
+    request_id_ = named.empty() || !status.ok() ? NewRequestId() : named;
+    if (status.ok()) {
+      status = door_->Run(exchange_->request().body.size(),
+                          [self = shared_from_this()] { self->ReadRequest(); });
+    }
     if (!status.ok()) Refuse(status);
   }
 
@@ -66,7 +72,10 @@ class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_t
       });
     }
     void Finish(const absl::Status& status) override {
-      call_->exchange_->Post([call = call_, status] { call->OnPartEnd(status); });
+      call_->exchange_->Post([call = call_, index = index_, status] {
+        call->OnPartEnd(status.ok() || call->numbers_.size() == 1 ? status
+                                                                  : OfPrompt(index, status));
+      });
     }
     size_t pending_bytes() const override {
       return call_->posted_bytes_.load() + call_->exchange_->unsent_bytes();
@@ -81,9 +90,11 @@ class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_t
   // The strand, or a thread of the pool: nobody else knows of request_ yet.
   void ReadRequest() {
     const std::string body = exchange_->TakeBody();
-    absl::StatusOr<ApiRequest> request = api_ == Api::kChat
-                                             ? ParseChatRequest(body, door_->router()->models())
-                                             : ParseCompletionRequest(body);
+    absl::StatusOr<ApiRequest> request = ClientHasGone();
+    if (!gone_) {
+      request = api_ == Api::kChat ? ParseChatRequest(body, door_->router()->models())
+                                   : ParseCompletionRequest(body);
+    }
     if (!request.ok()) {
       exchange_->Post(
           [self = shared_from_this(), status = request.status()] { self->Refuse(status); });
@@ -98,9 +109,11 @@ class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_t
   }
 
   void EnterParts() {
-    if (done_) return;  // the client has gone
-    size_t text_bytes = 0;
-    for (const auto& prompt : request_.prompts) text_bytes += prompt->text().size();
+    absl::Status status = done_ ? ClientHasGone() : door_->Check(*request_.prompts.front());
+    if (!status.ok()) {
+      Refuse(status);
+      return;
+    }
     const auto& model = door_->router()->models().Find(request_.prompts.front()->model());
     answer_ = Answer::Create(request_, {.request_id = request_id_,
                                         .model = model.ok() ? (*model)->name : "",
@@ -108,25 +121,25 @@ class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_t
     open_parts_ = request_.prompts.size();
     for (size_t i = 0; i < open_parts_; ++i) numbers_.push_back(door_->router()->NextNumber());
     // The prompts are not kept: an answer may take long.
-    const absl::Status status =
-        door_->Run(text_bytes, [self = shared_from_this(), prompts = std::move(request_.prompts)] {
-          for (size_t i = 0; i < prompts.size(); ++i) {
-            FrontDoor::Arrival arrival = self->arrival_;
-            arrival.number = self->numbers_[i];
-            arrival.text = self->request_.text;
-            // Of several prompts the first one's span is the parent.
-            if (i > 0) arrival.trace = tracing::BeginSpan(tracing::Traceparent(arrival.trace));
-            self->door_->Enter(arrival, prompts[i], std::make_shared<Part>(self, i));
-          }
-        });
-    if (!status.ok()) Refuse(status);
+    const std::vector<std::shared_ptr<GenerateRequest>> prompts = std::move(request_.prompts);
+    std::vector<FrontDoor::Entry> entries;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      FrontDoor::Arrival arrival = arrival_;
+      arrival.number = numbers_[i];
+      arrival.text = request_.text;
+      // Of several prompts the first one's span is the parent.
+      if (i > 0) arrival.trace = tracing::BeginSpan(tracing::Traceparent(arrival.trace));
+      entries.push_back({arrival, prompts[i], std::make_shared<Part>(shared_from_this(), i)});
+    }
+    door_->Enter(std::move(entries));
   }
 
   // Of a request that no generation has come of.
   void Refuse(const absl::Status& status) {
-    if (done_) return;
+  static absl::Status ClientHasGone() { return absl::CancelledError("the client has gone"); }
+
     door_->NoteRefusal(arrival_, request_id_, status);
-    Fail(status);
+    if (!done_) Fail(status);
   }
 
   void OnMessage(size_t index, const GenerateResponse& message) {
@@ -180,7 +193,7 @@ class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_t
 
   void CancelParts() {
     door_->router()->loop()->Post([self = shared_from_this()] {
-      self->gone_ = true;
+    gone_ = true;  // at once: its text may be waiting to be read
       for (const int64_t number : self->numbers_) self->door_->router()->OnClientGone(number);
     });
   }
@@ -194,7 +207,7 @@ class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_t
   ApiRequest request_;
   std::vector<int64_t> numbers_;         // of the generations, by prompt
   std::atomic<size_t> posted_bytes_{0};  // of messages on their way to the strand
-  bool gone_ = false;                    // the loop's thread only
+  std::atomic<bool> gone_{false};        // nobody waits for what is still to be done
   // The strand only.
   std::unique_ptr<Answer> answer_;
   size_t open_parts_ = 0;

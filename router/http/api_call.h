@@ -5,7 +5,8 @@
 //   the router's loop:       what the generations say (ClientStream), which is posted to the strand
 //
 // A failure before the first output is a response with its status; later it is the stream's last
-// event.  One prompt's failure is the request's: the others are cancelled.
+// event.  One prompt's failure is the request's, and names the prompt: the others are cancelled; if
+// it is found wrong at the door, none of them runs.
 
 #ifndef ROUTER_HTTP_API_CALL_H_
 #define ROUTER_HTTP_API_CALL_H_
