@@ -59,7 +59,11 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
   add("--http_listen", options->http_listen,
       "host:port of OpenAI's API over HTTP; port 0: any; without it there is none");
   add("--api_keys_file", options->api_keys_file,
-      "file with the bearer tokens that HTTP clients must show one of, one a line");
+      "file with the bearer tokens that HTTP clients must show one of, one a line, with its tenant "
+      "behind it if it has one");
+  app.add_flag("--trust_tenant_header", options->trust_tenant_header,
+               "believe the x-ferry-tenant of HTTP requests whose key has no tenant: only behind a "
+               "front door that sets it");
   add("--chat_format", options->chat_formats,
       "[NAME=]v2, v3, r1, v3-0324, r1-0528, v3.1, v3.2 or v4, in place of the checkpoint's own; "
       "repeatable")
@@ -189,7 +193,8 @@ absl::StatusOr<std::unique_ptr<router::http::HttpFront>> StartHttp(
   if (options.http_listen.empty()) return nullptr;
   router::http::HttpFront::Options http = {
       .server = {.listen = options.http_listen, .tls = options.tls},
-      .api_keys_file = options.api_keys_file};
+      .api_keys_file = options.api_keys_file,
+      .trust_tenant_header = options.trust_tenant_header};
   // Keys say who a client is; certificates of the authority are what the system's processes have.
   if (!options.api_keys_file.empty()) http.server.tls.ca_file.clear();
   return router::http::HttpFront::Start(http, door, std::move(metrics));

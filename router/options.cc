@@ -34,6 +34,8 @@ absl::Status RouterOptions::Validate() const {
   }
   require(api_keys_file.empty() || !http_listen.empty(),
           "--api_keys_file needs --http_listen: keys are HTTP's");
+  require(!trust_tenant_header || !http_listen.empty(),
+          "--trust_tenant_header needs --http_listen: the header is HTTP's");
   require(!model_assets.empty(), "--model_assets is missing");
   require(!workers.empty(), "--workers is missing");
   std::set<std::string> seen;

@@ -22,6 +22,7 @@ struct RouterOptions {
   std::string listen = "0.0.0.0:8500";       // --listen host:port
   std::string http_listen;                   // --http_listen; empty: no HTTP
   std::string api_keys_file;                 // --api_keys_file, of HTTP
+  bool trust_tenant_header = false;          // --trust_tenant_header, of HTTP
   std::vector<std::string> chat_formats;     // --chat_format [NAME=]FORMAT, repeatable
   std::string metrics_listen = "0.0.0.0:0";  // --metrics_listen
   std::string port_file;                     // --port_file

@@ -21,9 +21,10 @@ constexpr size_t kMaxSuffixBytes = 5;
 
 class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_this<ApiCall> {
  public:
-  ApiCall(Api api, FrontDoor* door, std::shared_ptr<Exchange> exchange)
+  ApiCall(Api api, FrontDoor* door, const std::string& tenant, std::shared_ptr<Exchange> exchange)
       : api_(api),
         door_(door),
+        tenant_(tenant),
         client_calls_(door->router()->client_calls()),
         exchange_(std::move(exchange)) {
     client_calls_->Add();
@@ -104,6 +105,7 @@ class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_t
     for (size_t i = 0; i < request_.prompts.size(); ++i) {
       request_.prompts[i]->set_request_id(
           request_.prompts.size() == 1 ? request_id_ : absl::StrCat(request_id_, "-", i));
+      request_.prompts[i]->set_tenant(tenant_);
     }
     exchange_->Post([self = shared_from_this()] { self->EnterParts(); });
   }
@@ -134,10 +136,10 @@ class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_t
     door_->Enter(std::move(entries));
   }
 
-  // Of a request that no generation has come of.
-  void Refuse(const absl::Status& status) {
   static absl::Status ClientHasGone() { return absl::CancelledError("the client has gone"); }
 
+  // Of a request that no generation has come of.
+  void Refuse(const absl::Status& status) {
     door_->NoteRefusal(arrival_, request_id_, status);
     if (!done_) Fail(status);
   }
@@ -192,14 +194,15 @@ class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_t
   }
 
   void CancelParts() {
-    door_->router()->loop()->Post([self = shared_from_this()] {
     gone_ = true;  // at once: its text may be waiting to be read
+    door_->router()->loop()->Post([self = shared_from_this()] {
       for (const int64_t number : self->numbers_) self->door_->router()->OnClientGone(number);
     });
   }
 
   const Api api_;
   FrontDoor* const door_;
+  const std::string tenant_;
   const std::shared_ptr<OutstandingCalls> client_calls_;
   const std::shared_ptr<Exchange> exchange_;
   FrontDoor::Arrival arrival_;
@@ -217,8 +220,9 @@ class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_t
 
 }  // namespace
 
-void StartApiCall(Api api, FrontDoor* door, std::shared_ptr<Exchange> exchange) {
-  std::make_shared<ApiCall>(api, door, std::move(exchange))->Start();
+void StartApiCall(Api api, FrontDoor* door, const std::string& tenant,
+                  std::shared_ptr<Exchange> exchange) {
+  std::make_shared<ApiCall>(api, door, tenant, std::move(exchange))->Start();
 }
 
 }  // namespace router::http

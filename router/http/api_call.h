@@ -12,6 +12,7 @@
 #define ROUTER_HTTP_API_CALL_H_
 
 #include <memory>
+#include <string>
 
 #include "router/front_door.h"
 #include "router/http/api_request.h"
@@ -19,8 +20,9 @@
 
 namespace router::http {
 
-// On the exchange's strand.  `door` must outlive the exchange.
-void StartApiCall(Api api, FrontDoor* door, std::shared_ptr<Exchange> exchange);
+// On the exchange's strand.  `door` must outlive the exchange.  `tenant`: whose request it is.
+void StartApiCall(Api api, FrontDoor* door, const std::string& tenant,
+                  std::shared_ptr<Exchange> exchange);
 
 }  // namespace router::http
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "input_file/input_file.h"
+#include "router/request.h"
 #include "status/status_macros.h"
 
 namespace router::http {
@@ -32,13 +33,26 @@ absl::StatusOr<ApiKeys> ApiKeys::Load(const std::string& path) {
   int line_number = 0;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     ++line_number;
-    const absl::string_view key = absl::StripAsciiWhitespace(line);
-    if (key.empty() || key.front() == '#') continue;
+    const absl::string_view stripped = absl::StripAsciiWhitespace(line);
+    if (stripped.empty() || stripped.front() == '#') continue;
+    const std::vector<absl::string_view> words =
+        absl::StrSplit(stripped, absl::ByAnyChar(" \t"), absl::SkipEmpty());
+    if (words.size() > 2) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": line ", line_number, " has ",
+                                                     words.size(),
+                                                     " words: must be KEY or KEY TENANT"));
+    }
+    const absl::string_view key = words[0];
+    const std::string tenant(words.size() == 2 ? words[1] : "");
+    if (const absl::Status named = CheckName("tenant", tenant); !named.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": line ", line_number, ": ", std::string(named.message())));
+    }
     for (const char c : key) {
       if (c <= 0x20 || c >= 0x7f) {
         return absl::InvalidArgumentError(
             absl::StrCat(path, ": line ", line_number,
-                         " is not a key: it has a space or a character that is not ASCII"));
+                         " is not a key: it has a character that is not printable ASCII"));
       }
     }
     if (key.size() < kMinKeyBytes) {
@@ -46,14 +60,14 @@ absl::StatusOr<ApiKeys> ApiKeys::Load(const std::string& path) {
                                                      " has ", key.size(), " characters: at least ",
                                                      kMinKeyBytes));
     }
-    keys.hashes_.push_back(HashOf({key.data(), key.size()}));
+    keys.keys_.push_back({HashOf({key.data(), key.size()}), tenant});
   }
   if (keys.empty()) return absl::InvalidArgumentError(absl::StrCat(path, " holds no key"));
   return keys;
 }
 
-absl::Status ApiKeys::Check(std::string_view authorization) const {
-  if (empty()) return absl::OkStatus();
+absl::StatusOr<std::string> ApiKeys::TenantOf(std::string_view authorization) const {
+  if (empty()) return std::string();
   constexpr size_t kSchemeBytes = 7;
   absl::string_view value(authorization.data(), authorization.size());
   if (!absl::StartsWithIgnoreCase(value, "Bearer ")) {
@@ -61,11 +75,12 @@ absl::Status ApiKeys::Check(std::string_view authorization) const {
   }
   value = absl::StripAsciiWhitespace(value.substr(kSchemeBytes));
   const Hash hash = HashOf({value.data(), value.size()});
-  bool known = false;
-  for (const Hash& one : hashes_) {
-    known |= CRYPTO_memcmp(one.data(), hash.data(), hash.size()) == 0;
+  const Key* known = nullptr;
+  for (const Key& one : keys_) {
+    if (CRYPTO_memcmp(one.hash.data(), hash.data(), hash.size()) == 0) known = &one;
   }
-  return known ? absl::OkStatus() : absl::UnauthenticatedError("the API key is not known here");
+  if (known == nullptr) return absl::UnauthenticatedError("the API key is not known here");
+  return known->tenant;
 }
 
 }  // namespace router::http

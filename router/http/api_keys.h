@@ -1,5 +1,6 @@
-// ApiKeys: who may use the API, by bearer tokens of a file: one a line, "#" begins a comment.
-// Only hashes are kept, and nothing of a key is ever logged.
+// ApiKeys: who may use the API, by bearer tokens of a file: one a line, with the name of its tenant
+// behind it if its requests are somebody's; a line that begins with "#" is a comment.  Only hashes
+// of keys are kept, and nothing of one is ever logged.
 //
 // Thread-safe: const after Load.
 
@@ -22,16 +23,20 @@ class ApiKeys final {
   // Errors: kNotFound / kInvalidArgument naming the file and the line, never the key.
   static absl::StatusOr<ApiKeys> Load(const std::string& path);
 
-  bool empty() const { return hashes_.empty(); }
-  // `authorization`: the header's value.  Takes the same time for every wrong key.
-  // Errors: kUnauthenticated.
-  absl::Status Check(std::string_view authorization) const;
+  bool empty() const { return keys_.empty(); }
+  // The tenant of the key in `authorization`, the header's value; "": nobody's.  Takes the same
+  // time for every wrong key.  Errors: kUnauthenticated.
+  absl::StatusOr<std::string> TenantOf(std::string_view authorization) const;
 
  private:
   using Hash = std::array<unsigned char, 32>;
   static Hash HashOf(std::string_view key);
 
-  std::vector<Hash> hashes_;
+  struct Key {
+    Hash hash;
+    std::string tenant;
+  };
+  std::vector<Key> keys_;
 };
 
 }  // namespace router::http

@@ -21,6 +21,7 @@
 namespace router::http {
 namespace {
 
+constexpr char kTenantHeader[] = "x-ferry-tenant";
 constexpr char kModels[] = "/v1/models";
 constexpr char kModelPrefix[] = "/v1/models/";
 
@@ -85,10 +86,12 @@ prometheus::Family<prometheus::Gauge>& Gauges(const std::shared_ptr<prometheus::
 
 class OpenAiFront final : public HttpFront {
  public:
-  OpenAiFront(FrontDoor* door, std::shared_ptr<prometheus::Registry> metrics, ApiKeys keys)
+  OpenAiFront(FrontDoor* door, std::shared_ptr<prometheus::Registry> metrics, ApiKeys keys,
+              bool trust_tenant_header)
       : door_(door),
         registry_(std::move(metrics)),
         keys_(std::move(keys)),
+        trust_tenant_header_(trust_tenant_header),
         responses_(Counters(registry_, "ferry_router_http_responses_total",
                             "HTTP responses by path and status")),
         connections_(
@@ -101,10 +104,10 @@ class OpenAiFront final : public HttpFront {
       return ErrorBody(status, message);
     };
     options.on_response = [this](const std::string& path, int status) { Count(path, status); };
+    options.on_connection = [this](int change) { connections_.Increment(change); };
     ASSIGN_OR_RETURN(server_, HttpServer::Start(options, [this](std::shared_ptr<Exchange> e) {
                        Handle(std::move(e));
                      }));
-    options.on_connection = [this](int change) { connections_.Increment(change); };
     return absl::OkStatus();
   }
 
@@ -129,8 +132,8 @@ class OpenAiFront final : public HttpFront {
       return Error(404, absl::StrCat("there is nothing at ", request.path.substr(0, 100)));
     }
     if (route->needs_key) {
-      const absl::Status known = keys_.Check(request.Header("authorization"));
-      if (!known.ok()) return ErrorResponse(known);
+      const absl::StatusOr<std::string> tenant = TenantOf(request);
+      if (!tenant.ok()) return ErrorResponse(tenant.status());
     }
     const bool allowed = request.method == route->method ||
                          (request.method == "HEAD" && std::string_view(route->method) == "GET");
@@ -143,14 +146,24 @@ class OpenAiFront final : public HttpFront {
     return std::nullopt;
   }
 
+  absl::StatusOr<std::string> TenantOf(const Request& request) const {
+    ASSIGN_OR_RETURN(std::string of_key, keys_.TenantOf(request.Header("authorization")));
+    std::string said(request.Header(kTenantHeader));
+    if (!of_key.empty() || said.empty()) return of_key;
+    RETURN_IF_ERROR(CheckName(kTenantHeader, said));
+    if (trust_tenant_header_) return said;
+    return absl::PermissionDeniedError(absl::StrCat(
+        kTenantHeader, " is \"", said, "\": this router does not believe that header"));
+  }
+
   void Handle(std::shared_ptr<Exchange> exchange) {
     const Request& request = exchange->request();
     if (const auto refusal = Refusal(request)) {
       exchange->Respond(*refusal);
     } else if (request.path == "/v1/completions") {
-      StartApiCall(Api::kCompletions, door_, std::move(exchange));
+      StartApiCall(Api::kCompletions, door_, *TenantOf(request), std::move(exchange));
     } else if (request.path == "/v1/chat/completions") {
-      StartApiCall(Api::kChat, door_, std::move(exchange));
+      StartApiCall(Api::kChat, door_, *TenantOf(request), std::move(exchange));
     } else if (request.path == kModels) {
       exchange->Respond(Models());
     } else if (request.path.starts_with(kModelPrefix)) {
@@ -214,6 +227,7 @@ class OpenAiFront final : public HttpFront {
   FrontDoor* const door_;
   const std::shared_ptr<prometheus::Registry> registry_;
   const ApiKeys keys_;
+  const bool trust_tenant_header_;
   prometheus::Family<prometheus::Counter>& responses_;
   prometheus::Gauge& connections_;
   const int64_t started_ = absl::ToUnixSeconds(absl::Now());
@@ -225,7 +239,8 @@ class OpenAiFront final : public HttpFront {
 absl::StatusOr<std::unique_ptr<HttpFront>> HttpFront::Start(
     const Options& options, FrontDoor* door, std::shared_ptr<prometheus::Registry> metrics) {
   ASSIGN_OR_RETURN(ApiKeys keys, ApiKeys::Load(options.api_keys_file));
-  auto front = std::make_unique<OpenAiFront>(door, std::move(metrics), std::move(keys));
+  auto front = std::make_unique<OpenAiFront>(door, std::move(metrics), std::move(keys),
+                                             options.trust_tenant_header);
   RETURN_IF_ERROR(front->Listen(options.server));
   return front;
 }

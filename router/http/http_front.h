@@ -3,7 +3,8 @@
 //   POST /v1/completions, /v1/chat/completions      GET /v1/models, /v1/models/NAME
 //   GET /health (the router is alive), /ready (some model can be served), /version, /metrics
 //
-// With keys, /v1/ and /metrics want one as a bearer token.
+// With keys, /v1/ and /metrics want one as a bearer token.  A request's tenant is that of its key;
+// without one, and where that header is trusted, it is what x-ferry-tenant says.
 //
 // Thread-safe.
 
@@ -28,6 +29,7 @@ class HttpFront {
   struct Options {
     ServerOptions server = {};       // its functions are set by the front
     std::string api_keys_file = {};  // empty: everybody may
+    bool trust_tenant_header = false;
   };
   // Listens at once.  `door` must outlive the front; `metrics` is what /metrics shows.
   // Errors: as of HttpServer::Start and ApiKeys::Load.

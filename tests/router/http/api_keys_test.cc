@@ -1,5 +1,6 @@
 #include "router/http/api_keys.h"
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/tokenizer/tiny_tokenizer.h"
@@ -20,19 +21,31 @@ TEST(ApiKeysTest, WithoutAFileEverybodyMay) {
   const auto keys = ApiKeys::Load("");
   ASSERT_TRUE(keys.ok());
   EXPECT_TRUE(keys->empty());
-  EXPECT_EQ(keys->Check(""), absl::OkStatus());
+  EXPECT_EQ(*keys->TenantOf(""), "");
 }
 
 TEST(ApiKeysTest, AKeyOfTheFileIsNeeded) {
   const auto keys = LoadFrom("# ours\nsk-0123456789abcdef\n\n  sk-fedcba9876543210 \r\n");
   ASSERT_TRUE(keys.ok()) << keys.status();
-  EXPECT_EQ(keys->Check("Bearer sk-0123456789abcdef"), absl::OkStatus());
-  EXPECT_EQ(keys->Check("bearer  sk-fedcba9876543210"), absl::OkStatus());
+  EXPECT_EQ(*keys->TenantOf("Bearer sk-0123456789abcdef"), "");
+  EXPECT_EQ(*keys->TenantOf("bearer  sk-fedcba9876543210"), "");
   for (const char* const wrong :
        {"", "Bearer", "Bearer ", "Bearer sk-0123456789abcde", "Bearer sk-0123456789abcdef0",
         "Bearer # ours", "sk-0123456789abcdef", "Basic sk-0123456789abcdef"}) {
-    EXPECT_EQ(keys->Check(wrong).code(), absl::StatusCode::kUnauthenticated) << wrong;
+    EXPECT_EQ(keys->TenantOf(wrong).status().code(), absl::StatusCode::kUnauthenticated) << wrong;
   }
+}
+
+TEST(ApiKeysTest, AKeyMayBelongToATenant) {
+  const auto keys = LoadFrom(
+      "sk-0123456789abcdef acme\nsk-fedcba9876543210 \t acme\nsk-aaaaaaaaaaaaaaaa\n"
+      "sk-bbbbbbbbbbbbbbbb #1\n");
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  EXPECT_EQ(*keys->TenantOf("Bearer sk-0123456789abcdef"), "acme");
+  EXPECT_EQ(*keys->TenantOf("Bearer sk-fedcba9876543210"), "acme");
+  EXPECT_EQ(*keys->TenantOf("Bearer sk-aaaaaaaaaaaaaaaa"), "");
+  EXPECT_EQ(*keys->TenantOf("Bearer sk-bbbbbbbbbbbbbbbb"), "#1");
+  EXPECT_FALSE(keys->TenantOf("Bearer sk-0123456789abcdef acme").ok());
 }
 
 TEST(ApiKeysTest, AFileWithoutUsableKeysIsRefusedWithoutShowingThem) {
@@ -42,9 +55,16 @@ TEST(ApiKeysTest, AFileWithoutUsableKeysIsRefusedWithoutShowingThem) {
   const std::string short_key(LoadFrom("sk-0123456789abcdef\nsecret\n").status().message());
   EXPECT_THAT(short_key, HasSubstr("the key of line 2 has 6 characters: at least 16"));
   EXPECT_THAT(short_key, Not(HasSubstr("secret")));
-  const std::string spaced(LoadFrom("a-secret-key and-a-name\n").status().message());
-  EXPECT_THAT(spaced, HasSubstr("line 1 is not a key"));
+  const std::string spaced(LoadFrom("a-long-secret-key its tenant\n").status().message());
+  EXPECT_THAT(spaced, HasSubstr("line 1 has 3 words: must be KEY or KEY TENANT"));
   EXPECT_THAT(spaced, Not(HasSubstr("secret")));
+  const std::string odd(LoadFrom("a-long-secret-k\xc3\xa9y\n").status().message());
+  EXPECT_THAT(odd, HasSubstr("line 1 is not a key"));
+  EXPECT_THAT(odd, Not(HasSubstr("secret")));
+  EXPECT_THAT(
+      std::string(
+          LoadFrom(absl::StrCat("sk-0123456789abcdef ", std::string(129, 'x'))).status().message()),
+      HasSubstr("line 1: tenant has 129 characters: at most 128"));
 }
 
 }  // namespace

@@ -3,9 +3,12 @@
 #ifndef TESTS_ROUTER_HTTP_HTTP_FIXTURE_H_
 #define TESTS_ROUTER_HTTP_HTTP_FIXTURE_H_
 
+#include <prometheus/text_serializer.h>
+
 #include <memory>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "router/http/http_front.h"
 #include "tests/router/http/http_client.h"
 #include "tests/router/router_fixture.h"
@@ -31,11 +34,28 @@ class HttpFixture : public RouterFixture {
   Reply Get(const std::string& path, const std::string& headers = "") {
     return http::Get(port(), path, headers);
   }
-  // The error's message; "" unless the reply is an error in OpenAI's form.
-  static std::string ErrorOf(const Reply& reply) {
+  // The value of a metric's line, as every port shows it; "" if it has none.
+  std::string Metric(const std::string& name) const {
+    const std::string text = "\n" + prometheus::TextSerializer().Serialize(metrics_->Collect());
+    const size_t at = text.find("\n" + name + " ");
+    if (at == text.npos) return "";
+    const size_t begin = at + name.size() + 2;
+    return text.substr(begin, text.find('\n', begin) - begin);
+  }
+  // The error's message; "" unless the reply is an error in OpenAI's form.  Wherever a worker is,
+  // no client is told.
+  std::string ErrorOf(const Reply& reply) const {
+    ExpectNoAddressIn(reply.body);
     const nlohmann::json body = reply.Json();
     if (body.is_discarded() || !body.contains("error")) return "";
     return body["error"].value("message", "");
+  }
+
+  void ExpectNoAddressIn(const std::string& body) const {
+    for (const auto& worker : workers_) {
+      EXPECT_EQ(body.find(worker->address()), std::string::npos) << body;
+      EXPECT_EQ(body.find(absl::StrCat(":", worker->port())), std::string::npos) << body;
+    }
   }
 
   HttpFront::Options http_options_;

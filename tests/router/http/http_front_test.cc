@@ -1,6 +1,9 @@
 // OpenAI's API against fake workers: answers, streams, failures, and what supervisors ask.
 
 #include <atomic>
+#include <future>
+#include <thread>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -136,8 +139,72 @@ TEST_F(HttpFixture, OnePromptsFailureIsTheRequests) {
   StartHttp();
   const Reply reply = Post(kCompletions, R"({"prompt": ["one", "three"]})");
   EXPECT_EQ(reply.status, 400) << reply.body;
-  EXPECT_THAT(ErrorOf(reply), HasSubstr("this prompt is not liked"));
+  EXPECT_EQ(ErrorOf(reply), "prompt[1]: this prompt is not liked");
   EXPECT_TRUE(IsIdle()) << "the other prompt has been cancelled";
+}
+
+// Long enough for the pool, where the good prompt is read first.
+TEST_F(HttpFixture, ABatchWithAWrongPromptRunsNowhere) {
+  FakeWorker* const decode = Decode();
+  StartHttp();
+  std::vector<std::string> prompts(15, std::string(5000, 'x'));
+  prompts[0] = "good";
+  const json body = {{"prompt", prompts}};
+  json stream = body;
+  stream["stream"] = true;
+  for (const json& one : {body, stream}) {
+    const Reply reply = Post(kCompletions, one.dump());
+    EXPECT_EQ(reply.status, 400) << reply.body;
+    EXPECT_EQ(ErrorOf(reply),
+              "prompt[1] has 5000 tokens: the context is 4096, and at least one token must fit "
+              "behind it");
+    EXPECT_EQ(reply.Json()["error"]["param"], "prompt[1]");
+  }
+  const Reply ids = Post(kCompletions, R"({"prompt": ["good", [5, 300]], "stream": true})");
+  EXPECT_EQ(ids.status, 400);
+  EXPECT_EQ(ErrorOf(ids), "prompt[1] tokens.ids[1] is 300: must be below the vocabulary size, 300");
+  const Reply all = Post(kCompletions, R"({"prompt": ["a", "b"], "temperature": -1})");
+  EXPECT_EQ(ErrorOf(all), "temperature is -1: must be a finite number >= 0")
+      << "what is wrong with all of them is not one's";
+  EXPECT_TRUE(decode->decodes().empty());
+  EXPECT_TRUE(IsIdle());
+}
+
+TEST_F(HttpFixture, StopStringsWaitForTheLeastNumberOfTokens) {
+  Decode();
+  StartHttp();
+  for (const auto& [min_tokens, text, reason] :
+       {std::tuple{0, "he", "stop"}, std::tuple{4, "hel", "stop"},
+        std::tuple{5, "hello", "length"}}) {
+    const json reply =
+        Post(kCompletions,
+             absl::StrCat(R"({"prompt": "x", "stop": "l", "min_tokens": )", min_tokens, "}"))
+            .Json();
+    EXPECT_EQ(reply["choices"][0]["text"], text);
+    EXPECT_EQ(reply["choices"][0]["finish_reason"], reason);
+  }
+}
+
+TEST_F(HttpFixture, NothingIsReadForAClientThatHasGone) {
+  Decode();
+  StartHttp();
+  // Every thread that reads long bodies waits.
+  std::promise<void> go_on;
+  const std::shared_future<void> gone_on = go_on.get_future().share();
+  for (unsigned i = 0; i <= std::thread::hardware_concurrency(); ++i) {
+    ASSERT_TRUE(door_->Run(kInlineTokenizeBytes, [gone_on] { gone_on.wait(); }).ok());
+  }
+  HttpClient client(port());
+  client.Ask(kCompletions, "[" + std::string(kInlineTokenizeBytes, ' ') + "this is no JSON");
+  ASSERT_TRUE(Eventually([&] { return !router_->WaitUntilIdle(absl::ZeroDuration()); }));
+  client.Close();
+  ASSERT_TRUE(Eventually([&] { return Metric("ferry_router_http_connections") == "0"; }));
+  go_on.set_value();
+  EXPECT_TRUE(Eventually(
+      [&] { return Metric("ferry_router_rejected_total{reason=\"cancelled\"}") == "1"; }));
+  EXPECT_EQ(Metric("ferry_router_rejected_total{reason=\"invalid_argument\"}"), "")
+      << "nobody has found out that it is no JSON";
+  EXPECT_TRUE(router_->WaitUntilIdle(absl::Seconds(20)));
 }
 
 TEST_F(HttpFixture, RefusalsAreInOpenAisForm) {
@@ -169,9 +236,23 @@ TEST_F(HttpFixture, RefusalsAreInOpenAisForm) {
          "model \"other\" is not served here; served: m", "model");
   EXPECT_EQ(Post(kCompletions, R"({"prompt": "x", "model": "other"})").Json()["error"]["code"],
             "model_not_found");
-  const Reply bad_id = Post(kCompletions, kHi, "X-Request-Id: two words\r\n");
-  EXPECT_EQ(bad_id.status, 400);
-  EXPECT_THAT(ErrorOf(bad_id), HasSubstr("\"two words\""));
+  for (const auto& [id, why] :
+       {std::pair{
+            std::string("two words"),
+            "x-request-id \"two words\" has a character that is not printable ASCII, or a space"},
+        std::pair{std::string("caf\xc3\xa9"),
+                  "x-request-id \"caf\\xc3\\xa9\" has a character that is not printable ASCII, or "
+                  "a space"},
+        std::pair{std::string(124, 'i'), "x-request-id has 124 characters: at most 123"}}) {
+    const Reply bad_id = Post(kCompletions, kHi, absl::StrCat("X-Request-Id: ", id, "\r\n"));
+    EXPECT_EQ(bad_id.status, 400);
+    EXPECT_EQ(ErrorOf(bad_id), why);
+    EXPECT_THAT(bad_id.headers.at("x-request-id"), testing::MatchesRegex("[0-9a-f]{32}"))
+        << "a name that the logs have, not what was sent";
+  }
+  const Reply longest = Post(kCompletions, R"({"prompt": ["a", "b"]})",
+                             absl::StrCat("X-Request-Id: ", std::string(123, 'i'), "\r\n"));
+  EXPECT_EQ(longest.status, 200) << longest.body;
   const Reply chat =
       Post("/v1/chat/completions", R"({"messages": [{"role": "user", "content": "x"}]})");
   EXPECT_EQ(chat.status, 400);
@@ -312,7 +393,6 @@ TEST_F(HttpFixture, SupervisorsAreAnswered) {
   Post(kCompletions, kHi);
   const Reply metrics = Get("/metrics");
   EXPECT_THAT(metrics.headers.at("content-type"), StartsWith("text/plain; version=0.0.4"));
-  EXPECT_THAT(metrics.body, HasSubstr("\nferry_router_http_connections "));
   EXPECT_THAT(
       metrics.body,
       HasSubstr("ferry_router_http_responses_total{path=\"/v1/completions\",status=\"200\"} 1\n"));
@@ -329,6 +409,119 @@ TEST_F(HttpFixture, SupervisorsAreAnswered) {
   EXPECT_EQ(not_ready.status, 503);
   EXPECT_THAT(ErrorOf(not_ready), HasSubstr("no model has a decode worker that is ready"));
   EXPECT_EQ(Get("/health").status, 200) << "alive all the same";
+}
+
+TEST_F(HttpFixture, ATargetMayBeAWholeUrl) {
+  Decode();
+  StartHttp();
+  HttpClient client(port());
+  client.Ask("http://ferry.example/version?x");
+  EXPECT_EQ(client.Read().status, 200);
+}
+
+// As the metrics port shows it, which knows nothing of this server.
+TEST_F(HttpFixture, OpenConnectionsAreCountedWhoeverAsks) {
+  Decode();
+  StartHttp();
+  EXPECT_EQ(Metric("ferry_router_http_connections"), "0");
+  {
+    const HttpClient first(port()), second(port());
+    EXPECT_TRUE(Eventually([&] { return Metric("ferry_router_http_connections") == "2"; }));
+  }
+  EXPECT_TRUE(Eventually([&] { return Metric("ferry_router_http_connections") == "0"; }));
+}
+
+// What the log has of it is not for clients, nor where workers are (ErrorOf).
+TEST_F(HttpFixture, WhatGoesWrongAtWorkersIsForTheLog) {
+  options_.max_attempts = 2;
+  options_.heartbeat = absl::Milliseconds(100);
+  options_.worker_wait = absl::Milliseconds(300);
+  options_.default_deadline = absl::Seconds(5);
+  FakeWorker* const decode = Decode();
+  std::atomic<int> which{0};
+  const std::string secret = absl::StrCat("peer ", decode->address(), " has lost its device");
+  const absl::Status statuses[] = {absl::InternalError(secret),
+                                   absl::UnavailableError(secret),
+                                   absl::AbortedError(secret),
+                                   absl::DataLossError(secret),
+                                   absl::FailedPreconditionError(secret),
+                                   absl::PermissionDeniedError(secret),
+                                   absl::ResourceExhaustedError(secret)};
+  decode->on_decode = [&](std::shared_ptr<fakes::DecodeCall> call) {
+    call->Accept();
+    call->End(statuses[which]);
+  };
+  StartHttp();
+  for (; which < 7; ++which) {
+    const Reply reply = Post(kCompletions, kHi);
+    EXPECT_NE(reply.status, 200);
+    EXPECT_THAT(ErrorOf(reply),
+                testing::AnyOf(HasSubstr("no worker could answer"), HasSubstr("a worker failed"),
+                               StartsWith("deadline passed")))
+        << statuses[which];
+    EXPECT_EQ(reply.body.find("device"), std::string::npos) << reply.body;
+  }
+  decode->Kill();
+  ASSERT_TRUE(WaitForWorkers(0, 0));
+  const Reply away = Post(kCompletions, kHi);
+  EXPECT_EQ(away.status, 503);
+  EXPECT_EQ(ErrorOf(away), "no decode worker serves model m now; models served now: none");
+}
+
+TEST_F(HttpFixture, WorkersThatDoNotFitAreForTheLog) {
+  options_.heartbeat = absl::Milliseconds(100);
+  options_.worker_wait = absl::Milliseconds(300);
+  Add({.role = ferry::v1::WORKER_ROLE_PREFILL, .links = {"shm"}});
+  Add({.role = ferry::v1::WORKER_ROLE_DECODE, .links = {"tcp"}});
+  options_.local_prefill_tokens = 0;
+  StartRouterAlone();
+  auto front = HttpFront::Start(http_options_, door_.get(), metrics_);
+  ASSERT_TRUE(front.ok()) << front.status();
+  front_ = std::move(*front);
+  const Reply reply = Post(kCompletions, kHi);
+  EXPECT_GE(reply.status, 500);
+  EXPECT_THAT(ErrorOf(reply), testing::AnyOf(StartsWith("no pair of workers can serve"),
+                                             StartsWith("no decode worker serves")));
+}
+
+TEST_F(HttpFixture, ATenantIsThatOfTheKeyOrOfAHeaderThatIsBelieved) {
+  const tokenizer::TempDir dir;
+  dir.Write("keys", "sk-0123456789abcdef acme\nsk-fedcba9876543210\n");
+  http_options_.api_keys_file = dir.path() + "/keys";
+  http_options_.trust_tenant_header = true;
+  FakeWorker* const decode = Decode();
+  StartHttp();
+  const auto namespace_of = [&](const std::string& headers) {
+    const Reply reply = Post(kCompletions, kHi, headers);
+    EXPECT_EQ(reply.status, 200) << reply.body;
+    return decode->decodes().back().spec().cache_namespace();
+  };
+  const auto expected = [&](const std::string& tenant) {
+    ferry::v1::GenerateRequest request = Text("say hi");
+    request.set_tenant(tenant);
+    EXPECT_TRUE(Generate(request).status.ok());
+    return decode->decodes().back().spec().cache_namespace();
+  };
+  const std::string of_acme = "Authorization: Bearer sk-0123456789abcdef\r\n";
+  const std::string of_nobody = "Authorization: Bearer sk-fedcba9876543210\r\n";
+  const std::string says_bolt = "X-Ferry-Tenant: bolt\r\n";
+  ASSERT_NE(expected("acme"), expected(""));
+  EXPECT_EQ(namespace_of(of_acme), expected("acme"));
+  EXPECT_EQ(namespace_of(of_acme + says_bolt), expected("acme")) << "the key knows better";
+  EXPECT_EQ(namespace_of(of_nobody), expected(""));
+  EXPECT_EQ(namespace_of(of_nobody + says_bolt), expected("bolt"));
+  const Reply odd = Post(kCompletions, kHi, of_nobody + "X-Ferry-Tenant: two words\r\n");
+  EXPECT_EQ(odd.status, 400);
+  EXPECT_THAT(ErrorOf(odd), StartsWith("x-ferry-tenant \"two words\""));
+}
+
+TEST_F(HttpFixture, ATenantThatNobodyVouchesForIsRefused) {
+  FakeWorker* const decode = Decode();
+  StartHttp();
+  const Reply reply = Post(kCompletions, kHi, "X-Ferry-Tenant: acme\r\n");
+  EXPECT_EQ(reply.status, 403);
+  EXPECT_EQ(ErrorOf(reply), "x-ferry-tenant is \"acme\": this router does not believe that header");
+  EXPECT_TRUE(decode->decodes().empty());
 }
 
 TEST_F(HttpFixture, WithKeysOnlyThoseWhoHaveOneAreServed) {
