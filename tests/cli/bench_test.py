@@ -172,6 +172,25 @@ def check_live(folder, address):
         assert bench(*flags, *wrong, code=1).stderr.startswith(said), wrong
 
 
+def check_live_http(folder, url):
+    """The same system over its own HTTP front: what the workers report comes through."""
+    vocabulary = json.loads(pathlib.Path(model, "config.json").read_text())["vocab_size"]
+    unsized = ("--backend", "openai", "--base_url", url, "--output_tokens", 6, "--requests", 12)
+    flags = (*unsized, "--vocab_size", vocabulary)
+    closed = report(folder, *flags, "--input_tokens", 20, "--concurrency", 4)
+    assert closed["backend"] == "openai" and closed["model"] == pathlib.Path(model).name, closed
+    assert closed["prompt_tokens"] == 12 * 20 and closed["output_tokens"] == 12 * 6, closed
+    assert closed["cached_tokens"] == closed["attainable_tokens"] == 0, closed
+    report(folder, *flags, "--input_tokens", 20, "--request_rate", 100, "--seed", 1)
+    reuse = report(folder, *flags, "--turns", 4, "--input_tokens", 130, "--seed", 8)
+    assert 0.3 * reuse["attainable_tokens"] <= reuse["cached_tokens"] <= reuse["attainable_tokens"], reuse
+    dataset = folder / "live.jsonl"
+    dataset.write_text("".join(json.dumps({"prompt": f"It was the year {i}"}) + "\n" for i in range(12)))
+    report(folder, *flags, "--dataset", dataset)
+    wrong = bench(*unsized, "--vocab_size", 10 * vocabulary, "--input_tokens", 20, code=1)
+    assert "INVALID_ARGUMENT: HTTP 400: prompt tokens.ids[" in wrong.stdout, wrong.stdout
+
+
 with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     check_openai(folder)
@@ -179,7 +198,9 @@ with tempfile.TemporaryDirectory() as name:
     serve = subprocess.Popen([binaries / "ferry", "serve", "--model", model, "--port", "0", "--log_file", folder / "log"],
                              stdout=subprocess.PIPE, text=True)
     try:
-        check_live(folder, serve.stdout.readline().split()[-1])
+        address, url = (serve.stdout.readline().split()[-1] for _ in range(2))
+        check_live(folder, address)
+        check_live_http(folder, url)
     finally:
         serve.terminate()
         code = serve.wait(timeout=LIMIT_S)
