@@ -180,11 +180,5 @@ TEST(SpanExporterTest, WhatIsQueuedAtTheEndIsSentYet) {
   EXPECT_THAT(collector.WaitFor(1)[0], HasSubstr("\"last\""));
 }
 
-TEST(SpanExporterTest, AnEndpointIsAUrl) {
-  const auto exporter = SpanExporter::Create(To("collector:4318"));
-  EXPECT_EQ(exporter.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(exporter.status().message()), HasSubstr("collector:4318"));
-}
-
 }  // namespace
 }  // namespace tracing
