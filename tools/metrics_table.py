@@ -99,6 +99,11 @@ def unit(name):
     return ""
 
 
+def uncapitalised(words):
+    """Abbreviations stay as they are."""
+    return words if words[1:2].isupper() else words[0].lower() + words[1:]
+
+
 def page(root):
     found = families(root)
     unknown = set(LABELS) - set(found)
@@ -110,7 +115,7 @@ def page(root):
         "| metric | of | type | unit | labels | meaning |", "| --- | --- | --- | --- | --- | --- |"]
     for name, (kind, meaning, where) in sorted(found.items()):
         labels = ", ".join(f"`{label}`" for label in LABELS.get(name, []))
-        lines.append(f"| `{name}` | {where} | {kind} | {unit(name)} | {labels} | {meaning[0].lower() + meaning[1:]} |")
+        lines.append(f"| `{name}` | {where} | {kind} | {unit(name)} | {labels} | {uncapitalised(meaning)} |")
     lines += ["", "The values of a label are few, whatever clients send:", "", "| label | values |", "| --- | --- |"]
     used = {label for name in found for label in LABELS.get(name, [])}
     assert used == set(VALUES), f"labels without a word, or words without a label: {sorted(used ^ set(VALUES))}"
