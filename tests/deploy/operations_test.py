@@ -134,8 +134,11 @@ def check_sizes():
     """The table of sizes, where a configuration is at hand."""
     said = subprocess.run([BIN_DIR / "ferry", "inspect", "--model", ROOT / "bench/models/deepseek-v2-lite"], capture_output=True, text=True).stdout
     bfloat16, fp8 = (re.search(rf"^KV cache +{kind} +(\d+) bytes a token", said, re.MULTILINE)[1] for kind in ("bfloat16", "fp8"))
-    row = next(line for line in PAGE.read_text().splitlines() if line.startswith("| DeepSeek-V2-Lite |"))
-    assert f"| {bfloat16} bytes | {fp8} bytes | {int(40e9) // int(bfloat16)} |" in row, (row, bfloat16, fp8)
+    page = PAGE.read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| DeepSeek-V2-Lite |"))
+    assert f"| {bfloat16} bytes | {fp8} bytes |" in row, (row, bfloat16, fp8)
+    tokens = re.findall(r"\| (\d+) bytes \| \d+ bytes \| (\d+) \|$", page, re.MULTILINE)
+    assert len(tokens) == 6 and all(int(40e9) // int(size) == int(fit) for size, fit in tokens), tokens
 
 
 def check_flags():
