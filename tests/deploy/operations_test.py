@@ -150,6 +150,17 @@ def check_flags():
         assert re.search(rf"(?<![\w-]){flag}(?![\w])", helps), f"no program has {flag}"
 
 
+def check_readme():
+    """The commands of README.md name hosts and files that are not here: their flags are checked."""
+    text = (ROOT / "README.md").read_text()
+    found = re.findall(r"^    (?:build/release/bin/)?(ferry(?:-\w+| \w+)) (.*)$", text, re.MULTILINE)
+    assert len(found) > 10, found
+    for program, arguments in found:
+        known = subprocess.run([BIN_DIR / program.split()[0], *program.split()[1:], "--help"], capture_output=True, text=True, check=True).stdout
+        for flag in re.findall(r"(?<![\w-])--[a-z_0-9]+", arguments.split("#")[0]):
+            assert re.search(rf"(?<![\w-]){flag}(?!\w)", known), f"README.md: {program} has no {flag}"
+
+
 def main():
     with tempfile.TemporaryDirectory() as directory:
         model = "/srv/models/DeepSeek-V2-Lite-Chat"
@@ -158,6 +169,7 @@ def main():
             subprocess.run(command, check=True)
         check_sizes()
         check_flags()
+        check_readme()
         check(pathlib.Path(directory))
 
 
