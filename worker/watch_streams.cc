@@ -9,8 +9,8 @@ namespace worker {
 namespace {
 
 constexpr absl::Duration kHeartbeat = absl::Seconds(1);
-// Events a frame: about 40 bytes each, far below the message limit.
-constexpr size_t kEventsPerFrame = 1024;
+// Events of a snapshot in one message: what the router takes in at once, while its decisions wait.
+constexpr size_t kEventsPerFrame = 256;
 
 grpc::Status Ending() { return {grpc::StatusCode::UNAVAILABLE, "worker is shutting down"}; }
 
