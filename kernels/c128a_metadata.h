@@ -13,6 +13,8 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
+
 namespace kernels {
 
 struct C128AMetadataParams {
@@ -33,6 +35,10 @@ struct C128AMetadataParams {
 
 // Entries of a sequence of max_model_len tokens, padded to a multiple of 128.
 int32_t C128AWidth(int32_t max_model_len, int32_t tokens_per_entry);
+
+// What every backend refuses, without a look at what may be device memory.
+// Errors: kInvalidArgument.
+absl::Status CheckC128AMetadata(const C128AMetadataParams& params);
 
 }  // namespace kernels
 

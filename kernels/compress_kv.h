@@ -27,12 +27,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "kernels/tensor.h"
 
 namespace kernels {
 
 struct CompressKvParams {
   int32_t num_seqs = 0;
+  int32_t num_rows = 0;                   // cu_seqlens_q[num_seqs], which only the device may read
   const int32_t* cu_seqlens_q = nullptr;  // [num_seqs + 1]
   const int32_t* kv_len = nullptr;        // [num_seqs], new rows included
   const int32_t* block_table = nullptr;   // [num_seqs, block_table_stride], -1 past the end
@@ -58,6 +60,13 @@ struct CompressKvParams {
 constexpr int64_t CompressStateBytes(int32_t dim, bool overlap) {
   return int64_t{overlap ? 6 : 3} * dim * static_cast<int64_t>(sizeof(float));
 }
+
+// Values of an entry that its format keeps apart as rotary ones.
+int32_t RotaryValues(const CompressKvParams& params);
+
+// What every backend refuses, without a look at what may be device memory.
+// Errors: kInvalidArgument.
+absl::Status CheckCompressKv(const CompressKvParams& params);
 
 }  // namespace kernels
 

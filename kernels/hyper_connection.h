@@ -20,6 +20,7 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "kernels/linear.h"
 
 namespace kernels {
@@ -52,6 +53,11 @@ struct HyperPostParams {
   const float* comb = nullptr;
   float* streams = nullptr;  // [num_rows, num_streams, hidden_size], read and written
 };
+
+// What every backend refuses, without a look at what may be device memory.
+// Errors: kInvalidArgument.
+absl::Status CheckHyperPre(const HyperPreParams& params);
+absl::Status CheckHyperPost(const HyperPostParams& params);
 
 }  // namespace kernels
 

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "kernels/tensor.h"
 
 namespace kernels {
@@ -63,6 +64,11 @@ struct TopKSlotsParams {
   int32_t slots_width = 0;     // >= top_k; the rest of a row becomes -1
   int32_t* lengths = nullptr;  // [num_rows], slots that are not -1; may be null
 };
+
+// What every backend refuses, without a look at what may be device memory.
+// Errors: kInvalidArgument.
+absl::Status CheckIndexerLogits(const IndexerLogitsParams& params);
+absl::Status CheckTopKSlots(const TopKSlotsParams& params);
 
 }  // namespace kernels
 

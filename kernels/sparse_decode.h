@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "absl/status/status.h"
 #include "kernels/linear.h"
 #include "kernels/tensor.h"
 
@@ -68,6 +69,10 @@ struct SparseDecodeParams {
   int64_t lse_stride = 0;
   std::byte* workspace = nullptr;  // AttentionBackend::SparseDecodeWorkspaceBytes
 };
+
+// What every backend refuses, without a look at what may be device memory.
+// Errors: kInvalidArgument.
+absl::Status CheckSparseDecode(const SparseDecodeParams& params);
 
 }  // namespace kernels
 

@@ -128,6 +128,21 @@ absl::Status CheckRope(const RopeParams& params) {
   return absl::OkStatus();
 }
 
+absl::Status CheckCopyKvEntries(const CopyKvEntriesParams& params) {
+  if (params.num_entries < 0 || params.src.format != params.dst.format) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "copy_kv_entries: ", params.num_entries, " entries of format ",
+        static_cast<int>(params.src.format), " to format ", static_cast<int>(params.dst.format)));
+  }
+  if (params.num_entries == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckKvPages(params.src, params.dim, params.rope_dim));
+  RETURN_IF_ERROR(CheckKvPages(params.dst, params.dim, params.rope_dim));
+  if (params.src_slots == nullptr || params.dst_slots == nullptr) {
+    return absl::InvalidArgumentError("copy_kv_entries: src_slots or dst_slots is null");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckGatherKv(const GatherKvParams& params) {
   if (params.num_rows < 0) {
     return absl::InvalidArgumentError(absl::StrCat("gather_kv: ", params.num_rows, " rows"));

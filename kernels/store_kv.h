@@ -107,6 +107,7 @@ absl::Status CheckRopeTable(const RopeTable& rope);
 absl::Status CheckKvPages(const KvPages& pages, int32_t dim, int32_t rope_dim);
 absl::Status CheckStoreKv(const StoreKvParams& params);
 absl::Status CheckRope(const RopeParams& params);
+absl::Status CheckCopyKvEntries(const CopyKvEntriesParams& params);
 absl::Status CheckGatherKv(const GatherKvParams& params);
 
 }  // namespace kernels

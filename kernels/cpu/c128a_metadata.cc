@@ -13,15 +13,7 @@ int32_t VisibleEntries(const C128AMetadataParams& params, int32_t row) {
   return params.slots[row] < 0 ? 0 : (params.positions[row] + 1) / params.tokens_per_entry;
 }
 
-absl::Status Check(const C128AMetadataParams& params) {
-  if (params.num_rows < 0 || params.num_decode_rows < 0 ||
-      params.num_decode_rows > params.num_rows || params.tokens_per_entry < 1 ||
-      params.block_entries < 1 || params.width < 0 || params.index_stride < params.width) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "c128a metadata of ", params.num_rows, " rows, ", params.num_decode_rows,
-        " of them decodes, ", params.tokens_per_entry, " tokens per entry, ", params.block_entries,
-        " entries per block, width ", params.width, ", index stride ", params.index_stride));
-  }
+absl::Status CheckVisible(const C128AMetadataParams& params) {
   for (int32_t row = 0; row < params.num_rows; ++row) {
     if (const int32_t visible = VisibleEntries(params, row); visible > params.width) {
       return absl::InvalidArgumentError(absl::StrCat("c128a metadata: row ", row, " sees ", visible,
@@ -50,7 +42,8 @@ void WriteRow(const C128AMetadataParams& params, int32_t row) {
 }  // namespace
 
 absl::Status C128AMetadata(ThreadPool& pool, const C128AMetadataParams& params) {
-  RETURN_IF_ERROR(Check(params));
+  RETURN_IF_ERROR(CheckC128AMetadata(params));
+  RETURN_IF_ERROR(CheckVisible(params));
   pool.ParallelFor(params.num_rows,
                    [&](int64_t row) { WriteRow(params, static_cast<int32_t>(row)); });
   return absl::OkStatus();

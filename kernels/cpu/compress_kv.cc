@@ -102,11 +102,6 @@ void PoolChannels(const CompressKvParams& params, int32_t seq, int32_t first, in
   if (params.overlap) next.Store(next_state, params.dim, count);
 }
 
-// Values of an entry that its format keeps apart as rotary ones.
-int32_t RotaryValues(const CompressKvParams& params) {
-  return params.pages.format == KvFormat::kFp8IndexKey ? 0 : params.rope.rope_dim;
-}
-
 int64_t SlotOf(const CompressKvParams& params, int32_t seq, int32_t entry) {
   const int32_t block =
       params.block_table[seq * params.block_table_stride + entry / params.pages.block_size];
@@ -124,21 +119,8 @@ void FinishEntry(const CompressKvParams& params, int32_t seq, int32_t entry, flo
              params.dim - rotary, values + params.dim - rotary, rotary);
 }
 
-absl::Status Check(const CompressKvParams& params) {
-  RETURN_IF_ERROR(CheckRopeTable(params.rope));
-  if (params.num_seqs < 0 || params.ratio < 1 || params.dim < 1 ||
-      params.rope.rope_dim > params.dim) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("compress_kv of ", params.num_seqs, " sequences: ratio ", params.ratio,
-                     ", dim ", params.dim, ", rope_dim ", params.rope.rope_dim));
-  }
-  if (params.kv == nullptr || params.gate == nullptr || params.position_bias == nullptr ||
-      params.norm_weight == nullptr || params.state == nullptr || params.state_slots == nullptr ||
-      params.cu_seqlens_q == nullptr || params.kv_len == nullptr || params.block_table == nullptr) {
-    return absl::InvalidArgumentError("compress_kv: an array is null");
-  }
-  const int32_t rotary = RotaryValues(params);
-  RETURN_IF_ERROR(CheckKvPages(params.pages, params.dim - rotary, rotary));
+// That what the rows complete has its place.
+absl::Status CheckEntries(const CompressKvParams& params) {
   for (int32_t seq = 0; seq < params.num_seqs; ++seq) {
     if (params.state_slots[seq] < 0) continue;
     const Rows rows = RowsOf(params, seq);
@@ -158,8 +140,9 @@ absl::Status Check(const CompressKvParams& params) {
 }  // namespace
 
 absl::Status CompressKv(ThreadPool& pool, const CompressKvParams& params) {
+  RETURN_IF_ERROR(CheckCompressKv(params));
   if (params.num_seqs == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(Check(params));
+  RETURN_IF_ERROR(CheckEntries(params));
   // Where each sequence's finished entries begin; then the pooled values of all of them.
   const auto finished = [&](int32_t seq) {
     const Rows rows = RowsOf(params, seq);

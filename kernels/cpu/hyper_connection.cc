@@ -3,44 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/rms_norm.h"
-#include "status/check.h"
 #include "status/status_macros.h"
 
 namespace kernels::cpu {
 namespace {
-
-absl::Status CheckSizes(int32_t num_rows, int32_t num_streams, int64_t hidden_size) {
-  if (num_rows < 0 || num_streams < 1 || num_streams > kMaxStreams || hidden_size < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("hyper connection over ", num_rows, " rows of ",
-                                                   num_streams, " streams (1 to ", kMaxStreams,
-                                                   ") of ", hidden_size, " values"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Check(const HyperPreParams& params) {
-  FERRY_CHECK(params.fn != nullptr);
-  RETURN_IF_ERROR(CheckSizes(params.num_rows, params.num_streams, params.hidden_size));
-  const int64_t n = params.num_streams;
-  const int64_t mixes = params.post == nullptr ? n : n * (2 + n);
-  if (params.fn->out_features() != mixes || params.fn->in_features() != n * params.hidden_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("hyper connection of ", n, " streams of ", params.hidden_size,
-                     " values needs fn [", mixes, ", ", n * params.hidden_size, "], has [",
-                     params.fn->out_features(), ", ", params.fn->in_features(), "]"));
-  }
-  if (params.base == nullptr || params.scale == nullptr || params.mixes == nullptr ||
-      (params.comb == nullptr) != (params.post == nullptr) || params.sinkhorn_iters < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "hyper connection: base, scale or mixes is null, post and comb are not both there, or "
-        "sinkhorn_iters ",
-        params.sinkhorn_iters, " is below 1"));
-  }
-  return absl::OkStatus();
-}
 
 float Sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
@@ -95,7 +63,7 @@ void CollapseRow(const HyperPreParams& params, int64_t row) {
 }  // namespace
 
 absl::Status HyperPre(ThreadPool& pool, const HyperPreParams& params) {
-  RETURN_IF_ERROR(Check(params));
+  RETURN_IF_ERROR(CheckHyperPre(params));
   const int64_t mixes = params.fn->out_features();
   const OutputSegment output = {params.mixes, mixes, mixes};
   RETURN_IF_ERROR(Linear(pool, {.weight = params.fn,
@@ -108,7 +76,7 @@ absl::Status HyperPre(ThreadPool& pool, const HyperPreParams& params) {
 }
 
 absl::Status HyperPost(ThreadPool& pool, const HyperPostParams& params) {
-  RETURN_IF_ERROR(CheckSizes(params.num_rows, params.num_streams, params.hidden_size));
+  RETURN_IF_ERROR(CheckHyperPost(params));
   const int32_t n = params.num_streams;
   const int64_t hidden = params.hidden_size;
   pool.ParallelFor(params.num_rows, [&](int64_t row) {

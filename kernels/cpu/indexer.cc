@@ -16,15 +16,8 @@ namespace {
 
 constexpr int32_t kKeysPerTask = 1024;
 
-absl::Status CheckRows(const IndexerRows& rows, int32_t block_entries, int64_t logits_stride) {
-  if (rows.tokens_per_key <= 0 || rows.top_k <= 0 || block_entries <= 0) {
-    return absl::InvalidArgumentError(absl::StrCat("indexer: ", rows.tokens_per_key,
-                                                   " tokens a key, top_k ", rows.top_k, ", ",
-                                                   block_entries, " entries a block"));
-  }
-  if (rows.positions == nullptr || rows.row_to_seq == nullptr || rows.block_table == nullptr) {
-    return absl::InvalidArgumentError("indexer: positions, row_to_seq or block_table is null");
-  }
+// That what the rows see is there.
+absl::Status CheckVisible(const IndexerRows& rows, int32_t block_entries, int64_t logits_stride) {
   for (int32_t row = 0; row < rows.num_rows; ++row) {
     const int32_t visible = rows.Visible(row);
     if (visible == 0) continue;
@@ -41,18 +34,6 @@ absl::Status CheckRows(const IndexerRows& rows, int32_t block_entries, int64_t l
                                                      rows.row_to_seq[row], " sees ", visible,
                                                      " keys and has no block at index ", i));
     }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Check(const IndexerLogitsParams& params) {
-  if (params.num_heads <= 0) {
-    return absl::InvalidArgumentError(absl::StrCat("indexer: ", params.num_heads, " heads"));
-  }
-  RETURN_IF_ERROR(CheckKvPages(params.pages, params.head_dim, /*rope_dim=*/0));
-  RETURN_IF_ERROR(CheckRows(params.rows, params.pages.block_size, params.logits_stride));
-  if (params.q == nullptr || params.weights == nullptr || params.logits == nullptr) {
-    return absl::InvalidArgumentError("indexer: q, weights or logits is null");
   }
   return absl::OkStatus();
 }
@@ -146,11 +127,8 @@ void SelectRow(const TopKSlotsParams& params, int32_t row) {
 
 absl::Status IndexerLogits(ThreadPool& pool, const IndexerLogitsParams& params) {
   const IndexerRows& rows = params.rows;
-  if (rows.num_rows < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("indexer: ", rows.num_rows, " rows"));
-  }
-  if (rows.num_rows == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(Check(params));
+  RETURN_IF_ERROR(CheckIndexerLogits(params));
+  RETURN_IF_ERROR(CheckVisible(rows, params.pages.block_size, params.logits_stride));
   int32_t most_visible = 0;
   for (int32_t row = 0; row < rows.num_rows; ++row) {
     most_visible = std::max(most_visible, rows.Visible(row));
@@ -178,18 +156,8 @@ absl::Status IndexerLogits(ThreadPool& pool, const IndexerLogitsParams& params) 
 
 absl::Status TopKSlots(ThreadPool& pool, const TopKSlotsParams& params) {
   const IndexerRows& rows = params.rows;
-  if (rows.num_rows < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("top_k_slots: ", rows.num_rows, " rows"));
-  }
-  if (rows.num_rows == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckRows(rows, params.block_entries, params.logits_stride));
-  if (params.logits == nullptr || params.slots == nullptr || params.slots_width < rows.top_k ||
-      (rows.num_rows > 1 && params.slots_stride < params.slots_width)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "top_k_slots: top_k ", rows.top_k, ", ", params.slots_width, " slots a row, stride ",
-        params.slots_stride, params.logits == nullptr ? ", no logits" : "",
-        params.slots == nullptr ? ", nowhere to write" : ""));
-  }
+  RETURN_IF_ERROR(CheckTopKSlots(params));
+  RETURN_IF_ERROR(CheckVisible(rows, params.block_entries, params.logits_stride));
   pool.ParallelFor(rows.num_rows,
                    [&](int64_t row) { SelectRow(params, static_cast<int32_t>(row)); });
   return absl::OkStatus();

@@ -85,17 +85,7 @@ absl::Status StoreKv(ThreadPool& pool, const StoreKvParams& params) {
 }
 
 absl::Status CopyKvEntries(ThreadPool& pool, const CopyKvEntriesParams& params) {
-  if (params.num_entries < 0 || params.src.format != params.dst.format) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "copy_kv_entries: ", params.num_entries, " entries of format ",
-        static_cast<int>(params.src.format), " to format ", static_cast<int>(params.dst.format)));
-  }
-  if (params.num_entries == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckKvPages(params.src, params.dim, params.rope_dim));
-  RETURN_IF_ERROR(CheckKvPages(params.dst, params.dim, params.rope_dim));
-  if (params.src_slots == nullptr || params.dst_slots == nullptr) {
-    return absl::InvalidArgumentError("copy_kv_entries: src_slots or dst_slots is null");
-  }
+  RETURN_IF_ERROR(CheckCopyKvEntries(params));
   constexpr int64_t kEntriesPerTask = 32;
   const int64_t num_tasks = (params.num_entries + kEntriesPerTask - 1) / kEntriesPerTask;
   pool.ParallelFor(num_tasks, [&](int64_t task) {
