@@ -6,15 +6,21 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/absorbed_decode.h"
+#include "kernels/cuda/c128a_metadata.h"
+#include "kernels/cuda/compress_kv.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/embed.h"
 #include "kernels/cuda/graph_recording.h"
 #include "kernels/cuda/head_and_sample.h"
+#include "kernels/cuda/hyper_connection.h"
+#include "kernels/cuda/indexer.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/moe.h"
 #include "kernels/cuda/ragged_mha.h"
+#include "kernels/cuda/sparse_decode.h"
+#include "kernels/cuda/store_entries.h"
 #include "kernels/cuda/store_kv.h"
 #include "status/status_macros.h"
 
@@ -74,11 +80,6 @@ class Runtime {
   std::unique_ptr<DeviceBuffer> tickets_;
 };
 
-// Operations of sparse models, which run on the CPU only so far.
-absl::Status NotYet(absl::string_view operation) {
-  return absl::UnimplementedError(absl::StrCat(operation, ": no cuda kernel yet"));
-}
-
 class CudaAttention final : public AttentionBackend {
  public:
   explicit CudaAttention(const Runtime& runtime) : runtime_(runtime) {}
@@ -100,14 +101,17 @@ class CudaAttention final : public AttentionBackend {
     return cuda::AbsorbedDecodeWorkspaceBytes(max_rows, max_splits_per_seq, num_heads,
                                               kv_lora_rank);
   }
-  absl::Status SparseDecode(const LaunchContext&, const SparseDecodeParams&) override {
-    return NotYet("sparse_decode");
+  absl::Status SparseDecode(const LaunchContext& context,
+                            const SparseDecodeParams& params) override {
+    return cuda::SparseDecode(runtime_.On(context), params);
   }
-  absl::Status SparsePrefill(const LaunchContext&, const SparseDecodeParams&) override {
-    return NotYet("sparse_prefill");
+  absl::Status SparsePrefill(const LaunchContext& context,
+                             const SparseDecodeParams& params) override {
+    return cuda::SparseDecode(runtime_.On(context), params);
   }
-  int64_t SparseDecodeWorkspaceBytes(int32_t, int32_t, int32_t, int32_t) const override {
-    return 0;
+  int64_t SparseDecodeWorkspaceBytes(int32_t max_rows, int32_t max_width, int32_t num_heads,
+                                     int32_t value_dim) const override {
+    return cuda::SparseDecodeWorkspaceBytes(max_rows, max_width, num_heads, value_dim);
   }
 
  private:
@@ -218,26 +222,29 @@ class CudaBackend final : public Backend {
     return cuda::MoeWorkspaceBytes(max_rows, gate, hidden_size, moe_intermediate_size,
                                    shared_intermediate_size);
   }
-  absl::Status CopyKvEntries(const LaunchContext&, const CopyKvEntriesParams&) override {
-    return NotYet("copy_kv_entries");
+  absl::Status CopyKvEntries(const LaunchContext& context,
+                             const CopyKvEntriesParams& params) override {
+    return cuda::CopyKvEntries(runtime_->On(context), params);
   }
-  absl::Status IndexerLogits(const LaunchContext&, const IndexerLogitsParams&) override {
-    return NotYet("indexer_logits");
+  absl::Status IndexerLogits(const LaunchContext& context,
+                             const IndexerLogitsParams& params) override {
+    return cuda::IndexerLogits(runtime_->On(context), params);
   }
-  absl::Status TopKSlots(const LaunchContext&, const TopKSlotsParams&) override {
-    return NotYet("top_k_slots");
+  absl::Status TopKSlots(const LaunchContext& context, const TopKSlotsParams& params) override {
+    return cuda::TopKSlots(runtime_->On(context), params);
   }
-  absl::Status CompressKv(const LaunchContext&, const CompressKvParams&) override {
-    return NotYet("compress_kv");
+  absl::Status CompressKv(const LaunchContext& context, const CompressKvParams& params) override {
+    return cuda::CompressKv(runtime_->On(context), params);
   }
-  absl::Status C128AMetadata(const LaunchContext&, const C128AMetadataParams&) override {
-    return NotYet("c128a_metadata");
+  absl::Status C128AMetadata(const LaunchContext& context,
+                             const C128AMetadataParams& params) override {
+    return cuda::C128AMetadata(runtime_->On(context), params);
   }
-  absl::Status HyperPre(const LaunchContext&, const HyperPreParams&) override {
-    return NotYet("hyper_pre");
+  absl::Status HyperPre(const LaunchContext& context, const HyperPreParams& params) override {
+    return cuda::HyperPre(runtime_->On(context), params);
   }
-  absl::Status HyperPost(const LaunchContext&, const HyperPostParams&) override {
-    return NotYet("hyper_post");
+  absl::Status HyperPost(const LaunchContext& context, const HyperPostParams& params) override {
+    return cuda::HyperPost(runtime_->On(context), params);
   }
   absl::Status HeadAndSample(const LaunchContext& context,
                              const HeadAndSampleParams& params) override {

@@ -12,7 +12,7 @@ absl::Status FaultStatus(const Fault& fault) {
       return absl::InternalError(absl::StrCat("cuda: row ", fault.index, ": position ", fault.value,
                                               " is outside the rope table"));
     case FaultKind::kNoBlock:
-      return absl::InternalError(absl::StrCat("cuda: absorbed_decode: sequence ", fault.index,
+      return absl::InternalError(absl::StrCat("cuda: sequence ", fault.index,
                                               " has no block for position ", fault.value));
     case FaultKind::kBadSample:
       return absl::InternalError(absl::StrCat("cuda: head_and_sample: sample ", fault.index,

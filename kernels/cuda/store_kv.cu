@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/latent_entry.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/store_entries.h"
 #include "status/status_macros.h"
 
 namespace kernels::cuda {
@@ -160,9 +161,8 @@ absl::Status CheckLatentFormat(const KvPages& pages) {
 
 absl::Status StoreKv(const Launcher& launcher, const StoreKvParams& params) {
   RETURN_IF_ERROR(CheckStoreKv(params));
-  RETURN_IF_ERROR(CheckLatentFormat(params.pages));
-  if (params.norm_rope || params.index_key.dim > 0) {
-    return absl::UnimplementedError("store_kv: no cuda kernel yet for index keys or V4's entries");
+  if (params.norm_rope || params.index_key.dim > 0 || !CheckLatentFormat(params.pages).ok()) {
+    return StoreEntries(launcher, params);
   }
   const size_t shared_bytes = sizeof(float) * static_cast<size_t>(params.kv_lora_rank);
   if (shared_bytes > kMaxSharedBytes - 1024) {
@@ -187,10 +187,8 @@ absl::Status GatherKv(const Launcher& launcher, const GatherKvParams& params) {
 
 absl::Status Rope(const Launcher& launcher, const RopeParams& params) {
   RETURN_IF_ERROR(CheckRope(params));
-  if (params.norm_dim > 0) {
-    return absl::UnimplementedError("rope: no cuda kernel yet for normed queries");
-  }
   if (params.num_heads == 0 || params.rope.rope_dim == 0) return absl::OkStatus();
+  if (params.norm_dim > 0) return NormedRope(launcher, params);
   return Launch(
       launcher, "rope", RopeKernel,
       {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads, .early = true},
