@@ -58,6 +58,9 @@ int64_t DeepseekV4::CarveScratch(std::byte* base) {
   carver.Take(scratch_.comb, rows * streams * streams);
   carver.Take(scratch_.input, rows * config_.hidden_size);
   carver.Take(scratch_.output, rows * config_.hidden_size);
+  carver.Take(scratch_.linear_workspace,
+              backend_.LinearWorkspaceBytes(
+                  limits.max_tokens, std::max<int64_t>(config_.hidden_size, config_.q_lora_rank)));
   carver.Take(scratch_.moe_workspace,
               backend_.MoeWorkspaceBytes(
                   limits.max_tokens, config_.gate, config_.hidden_size,
@@ -76,7 +79,7 @@ absl::Status DeepseekV4::Forward(const kernels::LaunchContext& context, const St
   if (state.state_slots == nullptr) {
     return absl::InternalError("deepseek_v4 keeps a state per sequence, the engine has no slots");
   }
-  const StepView step{context, plan, state, output, scratch_.plan, /*linear_workspace=*/nullptr};
+  const StepView step{context, plan, state, output, scratch_.plan, scratch_.linear_workspace};
   RETURN_IF_ERROR(CopyPlannedBlocks(backend_, context, plan, state, cache_layout().block_bytes()));
   if (step.num_tokens() == 0) return absl::OkStatus();
   RETURN_IF_ERROR(backend_.CopyToDevice(context, scratch_.plan, plan.bytes()));

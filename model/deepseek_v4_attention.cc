@@ -167,7 +167,8 @@ absl::Status DeepseekV4Attention::Project(const StepView& step, const V4Attentio
                                                  .input = FloatRows(input, config_.hidden_size),
                                                  .norm_weight = weights.norm->floats(),
                                                  .norm_eps = eps,
-                                                 .outputs = {parts.data(), num_parts}}));
+                                                 .outputs = {parts.data(), num_parts},
+                                                 .workspace = step.linear_workspace}));
   const std::array<OutputSegment, 2> queries = {Dense(scratch_.q, q_columns),
                                                 Dense(scratch_.index_q, index_columns)};
   RETURN_IF_ERROR(
@@ -176,7 +177,8 @@ absl::Status DeepseekV4Attention::Project(const StepView& step, const V4Attentio
                                      .input = FloatRows(scratch_.q_a, config_.q_lora_rank),
                                      .norm_weight = weights.q_a_norm->floats(),
                                      .norm_eps = eps,
-                                     .outputs = {queries.data(), csa ? size_t{2} : size_t{1}}}));
+                                     .outputs = {queries.data(), csa ? size_t{2} : size_t{1}},
+                                     .workspace = step.linear_workspace}));
   RETURN_IF_ERROR(backend_.Rope(step.context, {.num_rows = step.num_tokens(),
                                                .num_heads = config_.num_attention_heads,
                                                .data = scratch_.q + config_.qk_nope_head_dim,
@@ -205,6 +207,7 @@ absl::Status DeepseekV4Attention::Compress(const StepView& step, const V4Attenti
   const int64_t channels = (csa ? 2 : 1) * int64_t{config_.qk_head_dim()};
   kernels::CompressKvParams params = {
       .num_seqs = step.plan.counts().num_seqs,
+      .num_rows = step.num_tokens(),
       .cu_seqlens_q = step.OnDevice(step.plan.cu_seqlens_q),
       .kv_len = step.OnDevice(step.plan.kv_len),
       .block_table = step.OnDevice(step.plan.block_table),

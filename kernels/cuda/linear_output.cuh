@@ -13,7 +13,7 @@
 
 namespace kernels::cuda {
 
-inline constexpr int32_t kMaxSegments = 4;
+inline constexpr int32_t kMaxSegments = 8;
 
 struct LinearOutput {
   OutputSegment segments[kMaxSegments] = {};

@@ -10,7 +10,7 @@
 
 namespace kernels::cuda {
 
-inline constexpr int32_t kMaxStacked = 4;
+inline constexpr int32_t kMaxStacked = 8;
 
 struct MatrixStack {
   StoredMatrix parts[kMaxStacked];
