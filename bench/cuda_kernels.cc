@@ -8,4 +8,5 @@ int main(int argc, char** argv) {
   bench::KernelBench bench(argc > 1 ? argv[1] : "");
   bench::TimeDecode(bench);
   bench::TimePrefill(bench);
+  bench::TimeSparse(bench);
 }

@@ -69,6 +69,7 @@ class KernelBench final {
 // Each prints its rows.
 void TimeDecode(KernelBench& bench);
 void TimePrefill(KernelBench& bench);
+void TimeSparse(KernelBench& bench);
 
 }  // namespace bench
 

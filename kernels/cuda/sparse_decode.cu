@@ -6,6 +6,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/rotation.cuh"
+#include "kernels/cuda/sparse_latent.h"
 #include "kernels/cuda/sparse_list.h"
 #include "kernels/scratch_carver.h"
 #include "status/status_macros.h"
@@ -16,6 +17,7 @@ namespace {
 struct Workspace {
   float* values;  // [num_rows, num_heads, value_dim], before W_UV
   SparseList list;
+  SparseParts parts;
 };
 
 int64_t LayOut(std::byte* base, int32_t num_rows, int64_t width, int32_t num_heads,
@@ -24,6 +26,9 @@ int64_t LayOut(std::byte* base, int32_t num_rows, int64_t width, int32_t num_hea
   carver.Take(work.list.counts, int64_t{num_rows} * 2);
   carver.Take(work.list.slots, num_rows * width);
   carver.Take(work.values, int64_t{num_rows} * num_heads * value_dim);
+  const int64_t part_vectors = int64_t{MaxSparseParts(num_rows)} * num_heads;
+  carver.Take(work.parts.values, part_vectors * value_dim);
+  carver.Take(work.parts.lse, part_vectors);
   work.list.stride = width;
   return carver.size();
 }
@@ -142,7 +147,12 @@ absl::Status SparseDecode(const Launcher& launcher, const SparseDecodeParams& pa
   if (params.w_uv != nullptr) {
     values = {work.values, int64_t{params.num_heads} * params.value_dim, params.value_dim};
   }
-  RETURN_IF_ERROR(RunGeneral(launcher, params, work.list, values));
+  if (launcher.device.bfloat16 && CanRunSparseLatent(params)) {
+    RETURN_IF_ERROR(SparseLatent(launcher, params, work.list, work.parts, values.data,
+                                 values.row_stride, values.head_stride));
+  } else {
+    RETURN_IF_ERROR(RunGeneral(launcher, params, work.list, values));
+  }
   if (params.w_uv == nullptr) return absl::OkStatus();
   HeadLinearParams linear;
   linear.weight = params.w_uv;

@@ -1,6 +1,8 @@
 #include "kernels/sparse_decode.h"
 
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "tests/kernels/cuda/device_test.h"
@@ -213,6 +215,59 @@ TEST_F(CudaSparseDecodeTest, RefusesWhatCannotBe) {
   ASSERT_TRUE(device_->attention().SparseDecode({}, OnDevice(c)).ok());
   EXPECT_THAT(TakeFault(), HasSubstr("row 2: position 40 is outside the rope table"));
 }
+
+// Tensor cores: queries, keys and weights rounded to bf16.
+class CudaSparseLatentTest : public CudaSparseDecodeTest,
+                             public ::testing::WithParamInterface<KvFormat> {
+ protected:
+  CudaSparseLatentTest() : CudaSparseDecodeTest(/*bfloat16=*/true) {}
+
+  // Lists of these lengths over one sequence's entries; queries that bf16 holds.
+  static Case Make(int32_t heads, const std::vector<int32_t>& counts) {
+    const int32_t num_rows = static_cast<int32_t>(counts.size());
+    Case c({heads, 512, 64, 512}, num_rows, /*gap=*/4);
+    std::vector<std::vector<int32_t>> lists;
+    for (const int32_t count : counts) {
+      lists.push_back(SomeSlots(count, 2304, static_cast<uint32_t>(count)));
+    }
+    c.sources.emplace_back(c.dims, GetParam(), /*block_size=*/64, /*num_blocks=*/36, lists, 9);
+    c.sources[0].Lay(2304, {-1, c.sources[0].num_slots});
+    for (float& value : c.q) {
+      uint32_t bits;
+      std::memcpy(&bits, &value, sizeof(bits));
+      bits &= 0xffff0000;
+      std::memcpy(&value, &bits, sizeof(bits));
+    }
+    return c;
+  }
+  // The weights' rounding, half a bf16 step each, in sums of products with values up to 4.
+  static constexpr numerics::Tolerance kRounded{.abs = 4e-3, .rel = 2.0 / 128, .cosine = 1e-5};
+};
+
+TEST_P(CudaSparseLatentTest, MatchesTheReference) {
+  Case many = Make(128, {1, 63, 64, 65, 300, 0, 2000});
+  EXPECT_TRUE(AllClose(Run(many), many.Reference(), kRounded));
+  Case one = Make(16, {2000});  // shared out
+  EXPECT_TRUE(AllClose(Run(one), one.Reference(), kRounded));
+  Case few = Make(70, {0, 129, 1000});
+  EXPECT_TRUE(AllClose(Run(few), few.Reference(), kRounded));
+}
+
+TEST_P(CudaSparseLatentTest, TheSameEveryTime) {
+  Case c = Make(128, {500, 2000});
+  const std::vector<float> first = Run(c);
+  EXPECT_TRUE(BitEqual(Run(c), first));
+}
+
+// What is behind the last key of a row's list, and entries of nobody, are not numbers.
+TEST_P(CudaSparseLatentTest, LargeQueriesStayFinite) {
+  Case c = Make(64, {100, 64});
+  for (size_t i = 0; i < c.q.size(); i += 97) c.q[i] = i % 2 == 0 ? 16384.0f : -16384.0f;
+  for (const float value : Run(c)) ASSERT_TRUE(std::isfinite(value));
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, CudaSparseLatentTest,
+                         ::testing::Values(KvFormat::kBfloat16, KvFormat::kFp8Latent));
 
 }  // namespace
 }  // namespace kernels

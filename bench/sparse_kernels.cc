@@ -1,0 +1,222 @@
+// The rows of sparse attention: DeepSeek-V3.2's decode over chosen latents, the indexer's logits
+// and its selection.
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "bench/kernel_bench.h"
+#include "kernels/store_kv.h"
+
+namespace bench {
+namespace {
+
+constexpr int32_t kRank = 512;
+constexpr int32_t kRope = 64;
+constexpr int32_t kBlock = 64;  // tokens
+constexpr int32_t kTopK = 2048;
+constexpr int32_t kIndexHeads = 64;
+constexpr int32_t kIndexDim = 128;
+
+// Pages full of normed entries, an index key beside each latent.
+struct Cache {
+  kernels::KvPages latents;
+  kernels::KvPages index_keys;
+};
+Cache MakeCache(KernelBench& bench, kernels::KvFormat format, int32_t num_slots) {
+  constexpr int32_t kRows = 32768;
+  const auto pages = [&](kernels::KvFormat of, int32_t dim, int32_t rope_dim) {
+    kernels::KvPages made;
+    made.format = of;
+    made.block_size = kBlock;
+    made.entry_bytes = kernels::KvEntryBytes(of, dim, rope_dim);
+    made.block_stride = int64_t{kBlock} * made.entry_bytes;
+    made.base = bench.Bytes(made.block_stride * (num_slots / kBlock));
+    return made;
+  };
+  const Cache cache{pages(format, kRank, kRope),
+                    pages(kernels::KvFormat::kFp8IndexKey, kIndexDim, 0)};
+  const float* kv = bench.Floats(int64_t{kRows} * (kRank + kRope));
+  const float* ones = bench.Upload(std::vector<float>(kRank + kRope, 1.0f));
+  const float* zeros = bench.Upload(std::vector<float>(kRank + kRope, 0.0f));
+  std::vector<int64_t> slots(static_cast<size_t>(num_slots));
+  std::iota(slots.begin(), slots.end(), 0);
+  const int64_t* all = bench.Upload(slots);
+  const int32_t* positions = bench.Upload(std::vector<int32_t>(kRows, 0));
+  for (int32_t first = 0; first < num_slots; first += kRows) {
+    const absl::Status stored =
+        bench.backend().StoreKv({}, {.num_rows = std::min(kRows, num_slots - first),
+                                     .kv_a = kv,
+                                     .kv_a_row_stride = kRank + kRope,
+                                     .kv_lora_rank = kRank,
+                                     .norm_weight = ones,
+                                     .rope = {ones, zeros, kRope, 1},
+                                     .positions = positions,
+                                     .slots = all + first,
+                                     .pages = cache.latents,
+                                     .index_key = {.dim = kIndexDim,
+                                                   .key = kv,
+                                                   .key_row_stride = kRank + kRope,
+                                                   .norm_weight = ones,
+                                                   .norm_bias = zeros,
+                                                   .rope = {ones, zeros, kRope, 1},
+                                                   .pages = cache.index_keys}});
+    if (!stored.ok()) return {};
+  }
+  return cache;
+}
+
+struct DecodeCase {
+  int32_t batch = 1;
+  int32_t heads = 128;
+  kernels::KvFormat format = kernels::KvFormat::kFp8Latent;
+  double bar_us = 0;
+  double peer_us = 0;
+};
+
+void TimeDecode(KernelBench& bench, const DecodeCase& c) {
+  const bool float8 = c.format == kernels::KvFormat::kFp8Latent;
+  const std::string name =
+      absl::StrCat("sparse b=", c.batch, " h=", c.heads, float8 ? " fp8" : " bf16");
+  if (!bench.Wants(name)) return;
+  constexpr int32_t kKeys = 8192;  // of a sequence
+  const int32_t num_slots = std::max(c.batch, 16) * kKeys;
+  const Cache cache = MakeCache(bench, c.format, num_slots);
+  std::mt19937 random(1);
+  constexpr int32_t kRotations = 4;
+  std::vector<int32_t> indices;
+  for (int32_t i = 0; i < kRotations * c.batch; ++i) {
+    std::vector<int32_t> keys(kKeys);
+    std::iota(keys.begin(), keys.end(), i % (num_slots / kKeys) * kKeys);
+    std::shuffle(keys.begin(), keys.end(), random);
+    keys.resize(kTopK);
+    std::sort(keys.begin(), keys.end());
+    indices.insert(indices.end(), keys.begin(), keys.end());
+  }
+  const int32_t* lists = bench.Upload(indices);
+  const int64_t row_stride = int64_t{c.heads} * (kRank + kRope);
+  const float* q = bench.Floats(c.batch * row_stride, 0.1f);
+  float* out = bench.Floats(int64_t{c.batch} * c.heads * kRank);
+  kernels::AttentionBackend& attention = bench.backend().attention();
+  std::byte* workspace =
+      bench.Bytes(attention.SparseDecodeWorkspaceBytes(c.batch, kTopK, c.heads, kRank));
+  const double entry_bytes = cache.latents.entry_bytes;
+  bench.Time({.name = name,
+              .bytes = c.batch * (kTopK * entry_bytes + 4.0 * c.heads * (2 * kRank + kRope)),
+              .flops = 2.0 * c.batch * c.heads * kTopK * (2 * kRank + kRope),
+              .bar_us = c.bar_us,
+              .peer_us = c.peer_us},
+             kRotations, [&](const kernels::LaunchContext& context, int32_t i) {
+               kernels::SparseDecodeParams params;
+               params.num_rows = c.batch;
+               params.num_heads = c.heads;
+               params.dim = kRank;
+               params.rope_dim = kRope;
+               params.value_dim = kRank;
+               params.softmax_scale = 0.07f;
+               params.sources[0] = {.pages = cache.latents,
+                                    .indices = lists + int64_t{i} * c.batch * kTopK,
+                                    .index_stride = kTopK,
+                                    .width = kTopK,
+                                    .num_slots = num_slots};
+               params.q = q;
+               params.q_row_stride = params.q_rope_row_stride = row_stride;
+               params.q_head_stride = params.q_rope_head_stride = kRank + kRope;
+               params.q_rope = q + kRank;
+               params.out = out;
+               params.out_row_stride = int64_t{c.heads} * kRank;
+               params.out_head_stride = kRank;
+               params.workspace = workspace;
+               return attention.SparseDecode(context, params);
+             });
+  bench.Free();
+}
+
+// Rows at the end of sequences of `keys` keys each.
+struct IndexCase {
+  int32_t rows = 1;
+  int32_t keys = 1;
+  double logits_bar_us = 0;
+  double logits_peer_us = 0;
+  double top_k_bar_us = 0;
+};
+
+void TimeIndexer(KernelBench& bench, const IndexCase& c) {
+  const std::string logits_name = absl::StrCat("logits ", c.rows, "x", c.keys);
+  const std::string top_k_name = absl::StrCat("top_k ", c.rows, "x", c.keys);
+  if (!bench.Wants(logits_name) && !bench.Wants(top_k_name)) return;
+  const int32_t blocks_per_seq = c.keys / kBlock;
+  std::vector<int32_t> table(static_cast<size_t>(c.rows) * blocks_per_seq), seqs(c.rows);
+  std::iota(table.begin(), table.end(), 0);
+  std::iota(seqs.begin(), seqs.end(), 0);
+  const kernels::IndexerRows rows{
+      .num_rows = c.rows,
+      .positions = bench.Upload(std::vector<int32_t>(c.rows, c.keys - 1)),
+      .row_to_seq = bench.Upload(seqs),
+      .block_table = bench.Upload(table),
+      .block_table_stride = blocks_per_seq,
+      .top_k = kTopK};
+  float* logits = bench.Floats(int64_t{c.rows} * c.keys);
+  if (bench.Wants(top_k_name)) {
+    int32_t* slots = bench.Upload(std::vector<int32_t>(static_cast<size_t>(c.rows) * kTopK));
+    bench.Time({.name = top_k_name, .bytes = 4.0 * c.rows * c.keys, .bar_us = c.top_k_bar_us}, 1,
+               [&](const kernels::LaunchContext& context, int32_t) {
+                 return bench.backend().TopKSlots(context, {.rows = rows,
+                                                            .block_entries = kBlock,
+                                                            .logits = logits,
+                                                            .logits_stride = c.keys,
+                                                            .slots = slots,
+                                                            .slots_stride = kTopK,
+                                                            .slots_width = kTopK});
+               });
+  }
+  if (bench.Wants(logits_name)) {
+    const Cache cache = MakeCache(bench, kernels::KvFormat::kFp8Latent, c.rows * c.keys);
+    const float* q = bench.Floats(int64_t{c.rows} * kIndexHeads * kIndexDim);
+    const float* weights = bench.Floats(int64_t{c.rows} * kIndexHeads);
+    bench.Time({.name = logits_name,
+                .bytes = (cache.index_keys.entry_bytes + 4.0) * c.rows * c.keys,
+                .flops = 2.0 * c.rows * c.keys * kIndexHeads * kIndexDim,
+                .bar_us = c.logits_bar_us,
+                .peer_us = c.logits_peer_us},
+               1, [&](const kernels::LaunchContext& context, int32_t) {
+                 return bench.backend().IndexerLogits(context,
+                                                      {.rows = rows,
+                                                       .num_heads = kIndexHeads,
+                                                       .head_dim = kIndexDim,
+                                                       .scale = 0.01f,
+                                                       .q = q,
+                                                       .q_row_stride = kIndexHeads * kIndexDim,
+                                                       .q_head_stride = kIndexDim,
+                                                       .weights = weights,
+                                                       .weights_row_stride = kIndexHeads,
+                                                       .pages = cache.index_keys,
+                                                       .logits = logits,
+                                                       .logits_stride = c.keys});
+               });
+  }
+  bench.Free();
+}
+
+}  // namespace
+
+void TimeSparse(KernelBench& bench) {
+  bench.Group("sparse decode, top-k 2048 of 8192 keys");
+  TimeDecode(bench, {.batch = 1});
+  TimeDecode(bench, {.batch = 16});
+  TimeDecode(bench, {.batch = 64, .bar_us = 105});
+  TimeDecode(bench, {.batch = 128, .bar_us = 205, .peer_us = 186});
+  TimeDecode(bench, {.batch = 64, .heads = 16});
+  TimeDecode(bench, {.batch = 128, .format = kernels::KvFormat::kBfloat16});
+  bench.Group("lightning indexer, rows x keys");
+  TimeIndexer(bench, {.rows = 1, .keys = 131072, .top_k_bar_us = 30});
+  TimeIndexer(
+      bench,
+      {.rows = 64, .keys = 32768, .logits_bar_us = 80, .logits_peer_us = 74.6, .top_k_bar_us = 30});
+}
+
+}  // namespace bench

@@ -1,0 +1,605 @@
+#include "kernels/cuda/sparse_latent.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/bulk_copy.cuh"
+#include "kernels/cuda/float8_pair.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tensor_core.cuh"
+#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/warpgroup_product.cuh"
+#include "status/status_macros.h"
+
+namespace kernels::cuda {
+namespace {
+
+constexpr int32_t kRank = 512;
+constexpr int32_t kRope = 64;
+constexpr int32_t kBoxes = (kRank + kRope) / kBoxColumns;  // along a key
+constexpr int32_t kValueBoxes = kRank / kBoxColumns;
+constexpr int32_t kHeads = kProductRows;  // of a block
+constexpr int32_t kKeys = 64;             // of a step
+constexpr int32_t kStages = 2;
+constexpr int32_t kSteps16 = kKeys / kProductDepth;
+constexpr int32_t kThreads = 3 * kWarpgroupThreads;
+constexpr int32_t kProductWarps = 2 * kWarpgroupThreads / kWarpSize;
+constexpr int32_t kSms = 132;  // of a Hopper GPU: what rows are cut up for
+constexpr int32_t kMinKeysPerPart = 2 * kKeys;
+constexpr float kLog2E = 1.44269504f;
+static_assert(kKeys == kBoxRows && kHeads == kBoxRows);
+
+// Boxes are as the copy engine would have written them (tensor_map.h).
+struct Shared {
+  uint16_t q[kBoxes][kBoxElements];
+  uint16_t k[kStages][kBoxes][kBoxElements];
+  uint4 weights[kSteps16][kWarpgroupThreads];  // left operands, from warpgroup 0 to 1
+  float2 shrink[kWarpgroupThreads];            // of a thread's two rows; at the end their scale
+  Barrier full[kStages], empty[kStages];
+};
+constexpr size_t kBoxAlignment = 1024;  // bytes
+static_assert(sizeof(Shared) + kBoxAlignment <= kMaxSharedBytes);
+
+struct Args {
+  SparseDecodeParams params;
+  SparseList list;
+  SparseParts parts;
+  float* values;
+  int64_t row_stride;
+  int64_t head_stride;
+};
+
+// d [64, 64] = a b, or += if `add`; both described by DescribeRows.
+__device__ void MultiplyKeys(float (&d)[32], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "l"(a), "l"(b), "r"(add ? 1 : 0));
+}
+
+// Barriers of the two warpgroups that multiply.
+enum NamedBarrier : int32_t { kQueriesReady = 1, kWeightsReady, kWeightsFree };
+__device__ void Sync(NamedBarrier barrier) {
+  asm volatile("bar.sync %0, %1;" : : "r"(barrier), "n"(2 * kWarpgroupThreads) : "memory");
+}
+__device__ void Pass(NamedBarrier barrier) {
+  asm volatile("bar.arrive %0, %1;" : : "r"(barrier), "n"(2 * kWarpgroupThreads) : "memory");
+}
+
+// The steps of this block: keys [begin, end) of the row's list.
+struct Part {
+  int32_t begin;
+  int32_t end;
+  __device__ int32_t num_steps() const { return CeilDiv(end - begin, kKeys); }
+};
+
+__device__ Part PartOf(const Args& args, int32_t row, int32_t part, int32_t num_parts) {
+  const int32_t count = args.list.counts[2 * row];
+  const int32_t share = CeilDiv(CeilDiv(count, kKeys), num_parts) * kKeys;
+  const int32_t begin = min(part * share, count);
+  return {begin, min(begin + share, count)};
+}
+
+// A key's boxes in registers: of every box this lane's 8 values.  Eight lanes have a key.
+template <bool kFloat8>
+struct LaneKey;
+
+template <>
+struct LaneKey<true> {
+  uint2 codes[kValueBoxes];
+  float4 scales;
+  uint4 rope;
+
+  __device__ void Load(const std::byte* entry, int32_t lane) {
+    if (entry == nullptr) {
+#pragma unroll
+      for (int32_t box = 0; box < kValueBoxes; ++box) codes[box] = make_uint2(0, 0);
+      scales = make_float4(0, 0, 0, 0);
+      rope = make_uint4(0, 0, 0, 0);
+      return;
+    }
+#pragma unroll
+    for (int32_t box = 0; box < kValueBoxes; ++box) {
+      codes[box] = __ldg(reinterpret_cast<const uint2*>(entry + box * kBoxColumns) + lane);
+    }
+    scales = __ldg(reinterpret_cast<const float4*>(entry + kRank));
+    rope = __ldg(reinterpret_cast<const uint4*>(entry + kRank + 16) + lane);
+  }
+  // Box `box` of the value; both steps of a large scale are finite.
+  __device__ uint4 Unit(int32_t box) const {
+    if (box == kValueBoxes) return rope;
+    const float scale = box < 2 ? scales.x : box < 4 ? scales.y : box < 6 ? scales.z : scales.w;
+    const uint2 low = SpreadFloat8(codes[box].x), high = SpreadFloat8(codes[box].y);
+    const bool large = scale >= 64;
+    const float first = large ? 0x1p120f : scale * 0x1p120f;
+    const uint32_t factor = PackBfloat16(first, first);
+    uint4 unit = {MultiplyPair(low.x, factor), MultiplyPair(low.y, factor),
+                  MultiplyPair(high.x, factor), MultiplyPair(high.y, factor)};
+    if (large) {
+      const uint32_t second = PackBfloat16(scale, scale);
+      unit = {MultiplyPair(unit.x, second), MultiplyPair(unit.y, second),
+              MultiplyPair(unit.z, second), MultiplyPair(unit.w, second)};
+    }
+    return unit;
+  }
+};
+
+template <>
+struct LaneKey<false> {
+  uint4 units[kBoxes];
+
+  __device__ void Load(const std::byte* entry, int32_t lane) {
+#pragma unroll
+    for (int32_t box = 0; box < kBoxes; ++box) {
+      units[box] = entry == nullptr ? make_uint4(0, 0, 0, 0)
+                                    : __ldg(reinterpret_cast<const uint4*>(entry) + 8 * box + lane);
+    }
+  }
+  __device__ uint4 Unit(int32_t box) const { return units[box]; }
+};
+
+// The third warpgroup: gathers the keys of every step.
+template <bool kFloat8>
+__device__ void GatherKeys(Shared& shared, const Args& args, int32_t row, const Part& part) {
+  constexpr int32_t kKeysAtATime = kWarpgroupThreads / 8;
+  constexpr int32_t kTurns = kKeys / kKeysAtATime;  // of a step
+  const int32_t thread = static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads;
+  const int32_t lane = thread % 8;
+  const int32_t first_key = thread / 8;
+  const int32_t* slots = args.list.slots + row * args.list.stride + part.begin;
+  const int32_t count = part.end - part.begin;
+  const KvPages& pages = args.params.sources[0].pages;
+  const auto slot_of = [&](int32_t turn) {
+    const int32_t key = turn * kKeysAtATime + first_key;
+    return key < count ? __ldg(slots + key) : -1;
+  };
+  const auto entry_of = [&](int32_t slot) -> const std::byte* {
+    if (slot < 0) return nullptr;
+    const int32_t block = slot / pages.block_size;
+    return pages.base + block * pages.block_stride +
+           int64_t{slot - block * pages.block_size} * pages.entry_bytes;
+  };
+  const int32_t num_turns = part.num_steps() * kTurns;
+  LaneKey<kFloat8> key;
+  key.Load(entry_of(slot_of(0)), lane);
+  int32_t slot = slot_of(1);
+  RingPosition<kStages> at;
+  for (int32_t turn = 0; turn < num_turns; ++turn) {
+    LaneKey<kFloat8> next;
+    next.Load(entry_of(slot), lane);
+    slot = slot_of(turn + 2);
+    if (turn % kTurns == 0) WaitFor(&shared.empty[at.stage], at.parity ^ 1);
+    const int32_t box_row = turn % kTurns * kKeysAtATime + first_key;
+    uint16_t* to = shared.k[at.stage][0] + box_row * kBoxColumns + (lane ^ box_row % 8) * 8;
+#pragma unroll
+    for (int32_t box = 0; box < kBoxes; ++box) {
+      *reinterpret_cast<uint4*>(to + box * kBoxElements) = key.Unit(box);
+    }
+    if (turn % kTurns == kTurns - 1) {
+      PublishShared();
+      Arrive(&shared.full[at.stage]);
+      at.Advance();
+    }
+    key = next;
+  }
+}
+
+// The block's query vectors, rounded; both warpgroups that multiply.
+__device__ void LoadQueries(Shared& shared, const SparseDecodeParams& params, int32_t row,
+                            int32_t first_head) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % 8;
+  const float* q = params.q + row * params.q_row_stride;
+  const float* q_rope = params.q_rope + row * params.q_rope_row_stride;
+#pragma unroll
+  for (int32_t i = 0; i < kHeads / 32; ++i) {
+    const int32_t box_row = static_cast<int32_t>(threadIdx.x) / 8 + 32 * i;
+    const int64_t head = first_head + box_row;
+    const bool exists = head < params.num_heads;
+#pragma unroll
+    for (int32_t box = 0; box < kBoxes; ++box) {
+      const float* from = box < kValueBoxes ? q + head * params.q_head_stride + box * kBoxColumns
+                                            : q_rope + head * params.q_rope_head_stride;
+      const auto* values = reinterpret_cast<const float4*>(from) + 2 * lane;
+      const float4 zeros = make_float4(0, 0, 0, 0);
+      const float4 a = exists ? values[0] : zeros, b = exists ? values[1] : zeros;
+      *reinterpret_cast<uint4*>(shared.q[box] + box_row * kBoxColumns + (lane ^ box_row % 8) * 8) =
+          make_uint4(PackBfloat16(a.x, a.y), PackBfloat16(a.z, a.w), PackBfloat16(b.x, b.y),
+                     PackBfloat16(b.z, b.w));
+    }
+  }
+  PublishShared();
+  Sync(kQueriesReady);
+}
+
+__device__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// A thread's two rows, of which it has every fourth pair of columns.
+struct RowState {
+  float max[2] = {-INFINITY, -INFINITY};  // of the scores, not scaled
+  float sum[2] = {0, 0};                  // of this thread's columns
+};
+
+// scores -> weights relative to the rows' new largest; `shrink`: what earlier weights are worth
+// now.
+__device__ void Weigh(float (&scores)[32], float scale_log2, RowState& state, float (&shrink)[2]) {
+#pragma unroll
+  for (int32_t i = 0; i < 2; ++i) {
+    float largest = state.max[i];
+#pragma unroll
+    for (int32_t j = 0; j < kKeys / 8; ++j) {
+      largest = fmaxf(largest, fmaxf(scores[4 * j + 2 * i], scores[4 * j + 2 * i + 1]));
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, 2));
+    const float base = largest == -INFINITY ? 0.0f : largest * scale_log2;
+    shrink[i] = Exp2(fmaf(state.max[i], scale_log2, -base));
+    state.max[i] = largest;
+    float sum = state.sum[i] * shrink[i];
+#pragma unroll
+    for (int32_t j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+      for (int32_t c = 0; c < 2; ++c) {
+        float& score = scores[4 * j + 2 * i + c];
+        score = Exp2(fmaf(score, scale_log2, -base));
+        sum += score;
+      }
+    }
+    state.sum[i] = sum;
+  }
+}
+
+// An operand this many elements further on.
+__device__ uint64_t Further(uint64_t operand, int32_t elements) {
+  return operand + static_cast<uint32_t>(elements) * sizeof(uint16_t) / 16;
+}
+
+__device__ void BeginScores(const Shared& shared, int32_t stage, float (&scores)[32]) {
+  KeepSums(scores);
+  BeginProducts();
+  uint64_t q = DescribeRows(shared.q);
+  asm volatile("" : "+l"(q));  // or every step of it would occupy registers between calls
+  const uint64_t k = DescribeRows(shared.k[stage]);
+#pragma unroll
+  for (int32_t d = 0; d < kRank + kRope; d += kProductDepth) {
+    const int32_t at = d / kBoxColumns * kBoxElements + d % kBoxColumns;
+    MultiplyKeys(scores, Further(q, at), Further(k, at), d > 0);
+  }
+  CommitProducts();
+}
+
+// Half of the values, four boxes from `first_box` on.
+__device__ void BeginValues(const Shared& shared, int32_t stage, int32_t first_box,
+                            uint32_t (&weights)[kSteps16][4], float (&low)[kProductSums],
+                            float (&high)[kProductSums]) {
+  KeepSums(low);
+  KeepSums(high);
+  BeginProducts();
+  const uint64_t values =
+      DescribeColumns(shared.k[stage][first_box], kBoxElements * sizeof(uint16_t));
+#pragma unroll
+  for (int32_t k = 0; k < kSteps16; ++k) {
+    const int32_t at = k * kProductDepth * kBoxColumns;
+    MultiplyColumns(low, weights[k], Further(values, at));
+    MultiplyColumns(high, weights[k], Further(values, at + 2 * kBoxElements));
+  }
+  CommitProducts();
+}
+
+__device__ void Shrink(const float (&shrink)[2], float (&low)[kProductSums],
+                       float (&high)[kProductSums]) {
+#pragma unroll
+  for (int32_t j = 0; j < kProductSums; ++j) {
+    low[j] *= shrink[j / 2 % 2];
+    high[j] *= shrink[j / 2 % 2];
+  }
+}
+
+// Where this block's values go, from its first head on.
+struct Target {
+  float* values;
+  int64_t head_stride;
+};
+
+__device__ void StoreValues(const Target& target, int32_t num_heads, int32_t first_column,
+                            const float (&scale)[2], const float (&low)[kProductSums],
+                            const float (&high)[kProductSums]) {
+  const int32_t thread = static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads;
+  const int32_t lane = thread % kWarpSize;
+#pragma unroll
+  for (int32_t i = 0; i < 2; ++i) {
+    const int32_t head = 16 * (thread / kWarpSize) + lane / 4 + 8 * i;
+    if (head >= num_heads) continue;
+    float* to = target.values + head * target.head_stride + first_column + 2 * (lane % 4);
+#pragma unroll
+    for (int32_t j = 0; j < kProductSums / 4; ++j) {
+      const auto pair = [&](const float(&sums)[kProductSums]) {
+        return make_float2(sums[4 * j + 2 * i] * scale[i], sums[4 * j + 2 * i + 1] * scale[i]);
+      };
+      *reinterpret_cast<float2*>(to + 8 * j) = pair(low);
+      *reinterpret_cast<float2*>(to + kProductColumns + 8 * j) = pair(high);
+    }
+  }
+}
+
+// The first warpgroup: scores, weights, and the first half of the values.
+__device__ void AttendFirst(Shared& shared, const Args& args, int32_t num_keys,
+                            const Target& target, int32_t num_heads, float* lse,
+                            int64_t lse_stride) {
+  const int32_t thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t lane = thread % kWarpSize;
+  const float scale_log2 = args.params.softmax_scale * kLog2E;
+  RowState state;
+  float low[kProductSums] = {}, high[kProductSums] = {};
+  float scores[32], shrink[2];
+  uint32_t weights[kSteps16][4];
+  const int32_t num_steps = CeilDiv(num_keys, kKeys);
+  // Weights of a step whose scores are done, for both warpgroups.
+  const auto weigh = [&](int32_t step) {
+    const int32_t left = num_keys - step * kKeys;
+    if (left < kKeys) {
+#pragma unroll
+      for (int32_t j = 0; j < 32; ++j) {
+        if (8 * (j / 4) + 2 * (lane % 4) + j % 2 >= left) scores[j] = -INFINITY;
+      }
+    }
+    Weigh(scores, scale_log2, state, shrink);
+#pragma unroll
+    for (int32_t k = 0; k < kSteps16; ++k) {
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) {
+        weights[k][i] = PackBfloat16(scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+      }
+    }
+    if (step > 0) Sync(kWeightsFree);
+#pragma unroll
+    for (int32_t k = 0; k < kSteps16; ++k) {
+      shared.weights[k][thread] =
+          make_uint4(weights[k][0], weights[k][1], weights[k][2], weights[k][3]);
+    }
+    shared.shrink[thread] = make_float2(shrink[0], shrink[1]);
+    Pass(kWeightsReady);
+    Shrink(shrink, low, high);
+  };
+  WaitFor(&shared.full[0], 0);
+  BeginScores(shared, 0, scores);
+  WaitForProducts<0>();
+  KeepSums(scores);
+  weigh(0);
+  RingPosition<kStages> at;  // of the keys whose values come next
+  for (int32_t step = 1; step < num_steps; ++step) {
+    const int32_t stage = at.stage;
+    BeginValues(shared, stage, 0, weights, low, high);
+    at.Advance();
+    WaitFor(&shared.full[at.stage], at.parity);
+    BeginScores(shared, at.stage, scores);
+    WaitForProducts<1>();
+    KeepSums(low);
+    KeepSums(high);
+    if (lane == 0) Arrive(&shared.empty[stage]);
+    WaitForProducts<0>();
+    KeepSums(scores);
+    weigh(step);
+  }
+  BeginValues(shared, at.stage, 0, weights, low, high);
+  WaitForProducts<0>();
+  KeepSums(low);
+  KeepSums(high);
+  float scale[2];
+#pragma unroll
+  for (int32_t i = 0; i < 2; ++i) {
+    float sum = state.sum[i];
+    sum += __shfl_xor_sync(kFullWarp, sum, 1);
+    sum += __shfl_xor_sync(kFullWarp, sum, 2);
+    scale[i] = 1.0f / sum;
+    const int32_t head = 16 * (thread / kWarpSize) + lane / 4 + 8 * i;
+    if (lane % 4 == 0 && lse != nullptr && head < num_heads) {
+      lse[head * lse_stride] = fmaf(state.max[i], args.params.softmax_scale, logf(sum));
+    }
+  }
+  Sync(kWeightsFree);
+  shared.shrink[thread] = make_float2(scale[0], scale[1]);
+  Pass(kWeightsReady);
+  StoreValues(target, num_heads, 0, scale, low, high);
+}
+
+// The second warpgroup: the other half of the values.
+__device__ void AttendSecond(Shared& shared, int32_t num_steps, const Target& target,
+                             int32_t num_heads) {
+  const int32_t thread = static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads;
+  float low[kProductSums] = {}, high[kProductSums] = {};
+  uint32_t weights[kSteps16][4];
+  RingPosition<kStages> at;
+  for (int32_t step = 0; step < num_steps; ++step, at.Advance()) {
+    Sync(kWeightsReady);
+#pragma unroll
+    for (int32_t k = 0; k < kSteps16; ++k) {
+      const uint4 four = shared.weights[k][thread];
+      weights[k][0] = four.x;
+      weights[k][1] = four.y;
+      weights[k][2] = four.z;
+      weights[k][3] = four.w;
+    }
+    const float2 two = shared.shrink[thread];
+    Pass(kWeightsFree);
+    const float shrink[2] = {two.x, two.y};
+    Shrink(shrink, low, high);
+    WaitFor(&shared.full[at.stage], at.parity);
+    BeginValues(shared, at.stage, kValueBoxes / 2, weights, low, high);
+    WaitForProducts<0>();
+    KeepSums(low);
+    KeepSums(high);
+    if (thread % kWarpSize == 0) Arrive(&shared.empty[at.stage]);
+  }
+  Sync(kWeightsReady);
+  const float2 two = shared.shrink[thread];
+  const float scale[2] = {two.x, two.y};
+  StoreValues(target, num_heads, kRank / 2, scale, low, high);
+}
+
+// A part without keys: zeros and -inf.
+__device__ void StoreNothing(const Target& target, int32_t num_heads, float* lse,
+                             int64_t lse_stride) {
+  for (int32_t i = threadIdx.x; i < num_heads * kRank; i += kThreads) {
+    target.values[i / kRank * target.head_stride + i % kRank] = 0;
+  }
+  for (int32_t head = threadIdx.x; lse != nullptr && head < num_heads; head += kThreads) {
+    lse[head * lse_stride] = -INFINITY;
+  }
+}
+
+// Grid: tiles of heads, parts of a row, rows.
+template <bool kFloat8>
+__global__ void __launch_bounds__(kThreads, 1)
+    SparseLatentKernel(const __grid_constant__ Args args) {
+  const auto address = reinterpret_cast<uintptr_t>(DynamicShared());
+  auto& shared =
+      *reinterpret_cast<Shared*>((address + kBoxAlignment - 1) / kBoxAlignment * kBoxAlignment);
+  if (threadIdx.x == 0) {
+    for (int32_t s = 0; s < kStages; ++s) {
+      InitBarrier(&shared.full[s], kWarpgroupThreads);
+      InitBarrier(&shared.empty[s], kProductWarps);
+    }
+    PublishBarriers();
+  }
+  __syncthreads();
+  WaitForPrevious();
+  const SparseDecodeParams& params = args.params;
+  const int32_t first_head = static_cast<int32_t>(blockIdx.x) * kHeads;
+  const int32_t num_heads = min(kHeads, params.num_heads - first_head);
+  const int32_t num_parts = static_cast<int32_t>(gridDim.y);
+  const int32_t row = static_cast<int32_t>(blockIdx.z);
+  const Part part = PartOf(args, row, static_cast<int32_t>(blockIdx.y), num_parts);
+  Target target{args.values + row * args.row_stride + first_head * args.head_stride,
+                args.head_stride};
+  float* lse = params.lse == nullptr ? nullptr : params.lse + first_head * params.lse_stride + row;
+  int64_t lse_stride = params.lse_stride;
+  if (num_parts > 1) {
+    const int64_t vector = (int64_t{row} * num_parts + blockIdx.y) * params.num_heads + first_head;
+    target = {args.parts.values + vector * kRank, kRank};
+    lse = args.parts.lse + vector;
+    lse_stride = 1;
+  }
+  if (part.begin >= part.end) {
+    StoreNothing(target, num_heads, lse, lse_stride);
+    return;
+  }
+  if (threadIdx.x >= 2 * kWarpgroupThreads) {
+    GiveRegisters<104>();
+    GatherKeys<kFloat8>(shared, args, row, part);
+    return;
+  }
+  if (threadIdx.x >= kWarpgroupThreads) {
+    TakeRegisters<176>();
+    LoadQueries(shared, params, row, first_head);
+    AttendSecond(shared, part.num_steps(), target, num_heads);
+  } else {
+    TakeRegisters<224>();
+    LoadQueries(shared, params, row, first_head);
+    AttendFirst(shared, args, part.end - part.begin, target, num_heads, lse, lse_stride);
+  }
+}
+
+constexpr int32_t kCombineThreads = kRank / 4;
+
+// Grid: heads, rows.
+__global__ void __launch_bounds__(kCombineThreads)
+    CombineKernel(const __grid_constant__ Args args, int32_t num_parts) {
+  WaitForPrevious();
+  const SparseDecodeParams& params = args.params;
+  const int32_t head = static_cast<int32_t>(blockIdx.x);
+  const int32_t row = static_cast<int32_t>(blockIdx.y);
+  const int64_t first = int64_t{row} * num_parts * params.num_heads + head;
+  const float* lses = args.parts.lse + first;
+  const auto* values =
+      reinterpret_cast<const float4*>(args.parts.values + first * kRank) + threadIdx.x;
+  float max = -INFINITY;
+  for (int32_t i = 0; i < num_parts; ++i) max = fmaxf(max, lses[i * params.num_heads]);
+  float sum = 0;
+  float4 out = make_float4(0, 0, 0, 0);
+  for (int32_t i = 0; i < num_parts; ++i) {
+    const float part_lse = lses[i * params.num_heads];
+    if (part_lse == -INFINITY) continue;
+    const float weight = expf(part_lse - max);
+    const float4 value = values[int64_t{i} * params.num_heads * kCombineThreads];
+    sum += weight;
+    out.x = fmaf(weight, value.x, out.x);
+    out.y = fmaf(weight, value.y, out.y);
+    out.z = fmaf(weight, value.z, out.z);
+    out.w = fmaf(weight, value.w, out.w);
+  }
+  const float scale = sum == 0 ? 0.0f : 1.0f / sum;
+  auto* to = args.values + row * args.row_stride + head * args.head_stride + 4 * threadIdx.x;
+  *reinterpret_cast<float4*>(to) =
+      make_float4(out.x * scale, out.y * scale, out.z * scale, out.w * scale);
+  if (threadIdx.x == 0 && params.lse != nullptr) {
+    params.lse[head * params.lse_stride + row] = sum == 0 ? -INFINITY : max + logf(sum);
+  }
+}
+
+template <bool kFloat8>
+absl::Status RunParts(const Launcher& launcher, const Args& args, int32_t num_parts) {
+  const dim3 grid(static_cast<uint32_t>(CeilDiv(args.params.num_heads, kHeads)),
+                  static_cast<uint32_t>(num_parts), static_cast<uint32_t>(args.params.num_rows));
+  return Launch(launcher, "sparse_decode", SparseLatentKernel<kFloat8>,
+                {.grid = grid,
+                 .threads = kThreads,
+                 .shared_bytes = sizeof(Shared) + kBoxAlignment,
+                 .early = true},
+                args);
+}
+
+}  // namespace
+
+int32_t MaxSparseParts(int32_t max_rows) { return std::max(max_rows, kSms); }
+
+bool CanRunSparseLatent(const SparseDecodeParams& params) {
+  const auto aligned = [](const float* pointer, int64_t row_stride, int64_t head_stride) {
+    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && row_stride % 4 == 0 &&
+           head_stride % 4 == 0;
+  };
+  const KvPages& pages = params.sources[0].pages;
+  const bool float8 = pages.format == KvFormat::kFp8Latent;
+  return params.dim == kRank && params.rope_dim == kRope && params.value_dim == kRank &&
+         params.sources[0].indices != nullptr && params.sources[1].indices == nullptr &&
+         params.sink == nullptr && params.inverse_rope.rope_dim == 0 && params.softmax_scale > 0 &&
+         (float8 || pages.format == KvFormat::kBfloat16) && pages.entry_bytes % 16 == 0 &&
+         pages.block_stride % 16 == 0 && reinterpret_cast<uintptr_t>(pages.base) % 16 == 0 &&
+         aligned(params.q, params.q_row_stride, params.q_head_stride) &&
+         aligned(params.q_rope, params.q_rope_row_stride, params.q_rope_head_stride) &&
+         aligned(params.out, params.out_row_stride, params.out_head_stride);
+}
+
+absl::Status SparseLatent(const Launcher& launcher, const SparseDecodeParams& params,
+                          const SparseList& list, const SparseParts& parts, float* values,
+                          int64_t row_stride, int64_t head_stride) {
+  const Args args{params, list, parts, values, row_stride, head_stride};
+  const int32_t tiles = CeilDiv(params.num_heads, kHeads) * params.num_rows;
+  const int32_t num_parts =
+      std::max(1, std::min(kSms / tiles, params.sources[0].width / kMinKeysPerPart));
+  RETURN_IF_ERROR(params.sources[0].pages.format == KvFormat::kFp8Latent
+                      ? RunParts<true>(launcher, args, num_parts)
+                      : RunParts<false>(launcher, args, num_parts));
+  if (num_parts == 1) return absl::OkStatus();
+  return Launch(launcher, "sparse_decode combine", CombineKernel,
+                {.grid = dim3(static_cast<uint32_t>(params.num_heads),
+                              static_cast<uint32_t>(params.num_rows)),
+                 .threads = kCombineThreads,
+                 .early = true},
+                args, num_parts);
+}
+
+}  // namespace kernels::cuda

@@ -1,0 +1,39 @@
+// SparseDecode on tensor cores, for DeepSeek's latent (512 + 64) in bf16 or fp8 pages and one
+// source: bf16 queries, keys and weights, float32 scores and sums.  A sibling of sparse_decode.cu's
+// general form, for devices that may round activations to bf16.
+//
+// Few rows have their entries shared out over blocks of threads; a second kernel then combines the
+// parts.  Results are the same in every run, but where a row is cut depends on how many rows there
+// are.
+
+#ifndef KERNELS_CUDA_SPARSE_LATENT_H_
+#define KERNELS_CUDA_SPARSE_LATENT_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/sparse_list.h"
+#include "kernels/sparse_decode.h"
+
+namespace kernels::cuda {
+
+// Results over parts of a row's entries; one part is not stored.  A view.
+struct SparseParts {
+  float* values = nullptr;  // [num_rows, num_parts, num_heads, 512]
+  float* lse = nullptr;     // [num_rows, num_parts, num_heads]
+};
+
+// Bounds num_rows * the parts of a row.
+int32_t MaxSparseParts(int32_t max_rows);
+
+bool CanRunSparseLatent(const SparseDecodeParams& params);
+
+// values [num_rows, num_heads, 512]: before W_UV.  REQUIRES: CanRunSparseLatent.
+absl::Status SparseLatent(const Launcher& launcher, const SparseDecodeParams& params,
+                          const SparseList& list, const SparseParts& parts, float* values,
+                          int64_t row_stride, int64_t head_stride);
+
+}  // namespace kernels::cuda
+
+#endif  // KERNELS_CUDA_SPARSE_LATENT_H_
