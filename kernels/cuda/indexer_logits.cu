@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/cuda/index_products.h"
 #include "kernels/cuda/indexer.h"
 #include "kernels/cuda/indexer_rows.cuh"
 #include "kernels/cuda/kv_entry.cuh"
@@ -81,6 +82,9 @@ absl::Status IndexerLogits(const Launcher& launcher, const IndexerLogitsParams& 
   RETURN_IF_ERROR(CheckIndexerLogits(params));
   const int32_t num_rows = params.rows.num_rows;
   if (num_rows == 0 || params.logits_stride <= params.rows.top_k) return absl::OkStatus();
+  if (launcher.device.bfloat16 && CanRunIndexProducts(params)) {
+    return IndexProducts(launcher, params);
+  }
   const int64_t tiles = CeilDiv(params.logits_stride, int64_t{kTileColumns});
   const int64_t shares =
       std::min<int64_t>(tiles, CeilDiv(kBlocksPerSm * launcher.device.num_sms, num_rows));

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -117,6 +118,56 @@ TEST_P(CudaIndexerLogitsTest, AKeyWithoutABlockIsReported) {
 INSTANTIATE_TEST_SUITE_P(Formats, CudaIndexerLogitsTest,
                          ::testing::Values(KvFormat::kFloat32, KvFormat::kBfloat16,
                                            KvFormat::kFp8IndexKey));
+
+// Tensor cores: queries rounded to bf16, which here holds them.
+class CudaIndexProductsTest : public IndexerDeviceTest,
+                              public ::testing::WithParamInterface<KvFormat> {
+ protected:
+  CudaIndexProductsTest() : IndexerDeviceTest(/*bfloat16=*/true) {}
+
+  void Check(IndexerBatch& batch) {
+    for (float& value : batch.q) {
+      uint32_t bits;
+      std::memcpy(&bits, &value, sizeof(bits));
+      bits &= 0xffff0000;
+      std::memcpy(&value, &bits, sizeof(bits));
+    }
+    const IndexerLogitsParams params = LogitsOnDevice(batch);
+    ASSERT_TRUE(device_->IndexerLogits({}, params).ok());
+    batch.logits = Download(params.logits, batch.logits.size());
+    for (int32_t row = 0; row < batch.num_rows; ++row) {
+      const std::vector<double> expected = batch.ReferenceLogits(row);
+      const float* actual = batch.logits.data() + row * batch.logits_stride;
+      const auto num_keys = static_cast<int64_t>(expected.size());
+      const bool scored = num_keys > batch.index.top_k;
+      // Sums of some thousand products of unit normals.
+      if (scored) {
+        EXPECT_TRUE(AllClose<double>(absl::MakeConstSpan(actual, expected.size()), expected,
+                                     {.abs = 1e-3, .rel = 1e-4}))
+            << "row " << row;
+      }
+      for (int64_t j = scored ? num_keys : 0; j < batch.logits_stride; ++j) {
+        ASSERT_TRUE(std::isnan(actual[j])) << "row " << row << " column " << j;
+      }
+    }
+  }
+};
+
+TEST_P(CudaIndexProductsTest, MatchTheReference) {
+  // Rows of decodes, one a sequence, and of chunks; some see too little to be scored.
+  std::vector<IndexerBatch::Row> rows = {{0, 149}, {1, 1099}, {0, 0}, {0, 7}, {1, 8}, {0, -1}};
+  for (int32_t r = 0; r < 21; ++r) rows.push_back({r < 13 ? 1 : 2, 700 + r});
+  IndexerBatch batch(GetParam(), 64, 128, {150, 1100, 2000}, rows, /*top_k=*/60, 1, /*gap=*/4);
+  Check(batch);
+}
+
+TEST_P(CudaIndexProductsTest, AKeyMayStandForSeveralTokens) {
+  IndexerBatch batch(GetParam(), 64, 128, {600}, {{0, 6}, {0, 7}, {0, 2000}, {0, 2}}, 1, 4, 4);
+  Check(batch);
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, CudaIndexProductsTest,
+                         ::testing::Values(KvFormat::kBfloat16, KvFormat::kFp8IndexKey));
 
 class CudaTopKSlotsTest : public IndexerDeviceTest {
  protected:

@@ -1,0 +1,284 @@
+#include "kernels/cuda/index_products.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/bulk_copy.cuh"
+#include "kernels/cuda/float8_pair.cuh"
+#include "kernels/cuda/indexer_rows.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tensor_core.cuh"
+#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/warpgroup_product.cuh"
+
+namespace kernels::cuda {
+namespace {
+
+constexpr int32_t kHeads = 64;
+constexpr int32_t kDim = 128;
+constexpr int32_t kBoxes = kDim / kBoxColumns;
+constexpr int32_t kSteps = kDim / kProductDepth;
+constexpr int32_t kKeys = kProductRows;  // of a warpgroup's tile
+constexpr int32_t kWarpgroups = 4;
+constexpr int32_t kThreads = kWarpgroups * kWarpgroupThreads;
+constexpr int32_t kRows = 8;  // of a block: rows of one sequence share the keys' way here
+constexpr int32_t kSums = kHeads / 2;
+static_assert(kHeads == kBoxRows);
+
+// Keys are the left operand, from registers; a row's queries the right one, a box's rows its heads.
+// The order of a key's values is free as long as both agree: thread t of four has values
+// [32 t, 32 t + 32) of a key, four of them in every step.
+struct Shared {
+  uint16_t q[kRows][kBoxes][kBoxElements];
+  float weights[kRows][kHeads];
+  int32_t num_keys[kRows];
+};
+constexpr size_t kBoxAlignment = 1024;  // bytes
+
+// d [64 keys, 64 heads] = a b, or += if `add`; b described by DescribeRows.
+__device__ void MultiplyHeads(float (&d)[kSums], const uint32_t (&a)[4], uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0));
+}
+
+// Queries and weights of the block's rows [first, first + count), and how many keys of each are
+// scored.
+__device__ void LoadRows(Shared& shared, const IndexerLogitsParams& params, int32_t first,
+                         int32_t count) {
+  constexpr int32_t kFours = kDim / 4;
+  for (int32_t i = threadIdx.x; i < count * kHeads * kFours; i += kThreads) {
+    const int32_t row = i / (kHeads * kFours), head = i / kFours % kHeads, four = i % kFours;
+    const float4 values = *reinterpret_cast<const float4*>(
+        params.q + (first + row) * params.q_row_stride + head * params.q_head_stride + 4 * four);
+    // Of step four % 8, the slots of thread four / 8.
+    const int32_t column = four % kSteps * kProductDepth + four / kSteps * 2;
+    const auto store = [&](int32_t at, uint32_t pair) {
+      const int32_t within = at % kBoxColumns;
+      uint16_t* to = shared.q[row][at / kBoxColumns] + head * kBoxColumns +
+                     (within / 8 ^ head % 8) * 8 + within % 8;
+      *reinterpret_cast<uint32_t*>(to) = pair;
+    };
+    store(column, PackBfloat16(values.x, values.y));
+    store(column + 8, PackBfloat16(values.z, values.w));
+  }
+  for (int32_t i = threadIdx.x; i < count * kHeads; i += kThreads) {
+    shared.weights[i / kHeads][i % kHeads] =
+        params.weights[(first + i / kHeads) * params.weights_row_stride + i % kHeads];
+  }
+  if (static_cast<int32_t>(threadIdx.x) < count) {
+    const int32_t visible = KeysOfRow(params.rows, first + static_cast<int32_t>(threadIdx.x)).count;
+    const bool scored = visible > params.rows.top_k && visible <= params.logits_stride;
+    shared.num_keys[threadIdx.x] = scored ? visible : 0;
+  }
+  PublishShared();
+  __syncthreads();
+}
+
+// What a thread has of a tile's keys: a quarter of two of them.
+template <bool kFloat8>
+struct TileKeys {
+  static constexpr int32_t kWords = kFloat8 ? 2 : 4;  // of 16 bytes, of a quarter of a key
+  uint4 words[2][kWords];
+  float scales[2];
+
+  // -1: no such key, zeros.
+  __device__ void Load(const KvPages& pages, const int32_t (&blocks)[2],
+                       const int32_t (&entries)[2]) {
+    const int32_t quarter = static_cast<int32_t>(threadIdx.x) % 4;
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      const std::byte* block = pages.base + blocks[i] * pages.block_stride;
+      constexpr int32_t kKeyBytes = kFloat8 ? kDim : 2 * kDim;
+      const int32_t stride = kFloat8 ? kDim : pages.entry_bytes;
+      const auto* from =
+          reinterpret_cast<const uint4*>(block + entries[i] * stride + quarter * (kKeyBytes / 4));
+#pragma unroll
+      for (int32_t w = 0; w < kWords; ++w) {
+        words[i][w] = blocks[i] < 0 ? make_uint4(0, 0, 0, 0) : __ldg(from + w);
+      }
+      scales[i] = 1;
+      if (kFloat8 && blocks[i] >= 0) {
+        scales[i] =
+            __ldg(reinterpret_cast<const float*>(block + pages.block_size * kDim) + entries[i]);
+      }
+    }
+  }
+
+  __device__ void Spread(uint32_t (&a)[kSteps][4]) const {
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int32_t w = 0; w < kWords; ++w) {
+        const uint4 four = words[i][w];
+        if constexpr (kFloat8) {
+          constexpr uint32_t k2To120 = 0x7b807b80;  // a pair of bf16
+          const uint32_t codes[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+          for (int32_t c = 0; c < 4; ++c) {
+            const uint2 pairs = SpreadFloat8(codes[c]);
+            a[4 * w + c][i] = MultiplyPair(pairs.x, k2To120);
+            a[4 * w + c][i + 2] = MultiplyPair(pairs.y, k2To120);
+          }
+        } else {
+          a[2 * w][i] = four.x;
+          a[2 * w][i + 2] = four.y;
+          a[2 * w + 1][i] = four.z;
+          a[2 * w + 1][i + 2] = four.w;
+        }
+      }
+    }
+  }
+};
+
+// Sums over heads of this thread's two keys, in all four threads that share them.
+__device__ void SumHeads(const float (&d)[kSums], const float* weights, float (&sums)[2]) {
+  const int32_t quarter = static_cast<int32_t>(threadIdx.x) % 4;
+  sums[0] = sums[1] = 0;
+#pragma unroll
+  for (int32_t j = 0; j < kHeads / 8; ++j) {
+    const float2 two = *reinterpret_cast<const float2*>(weights + 8 * j + 2 * quarter);
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      sums[i] = fmaf(two.x, fmaxf(d[4 * j + 2 * i], 0.0f), sums[i]);
+      sums[i] = fmaf(two.y, fmaxf(d[4 * j + 2 * i + 1], 0.0f), sums[i]);
+    }
+  }
+#pragma unroll
+  for (int32_t i = 0; i < 2; ++i) {
+    sums[i] += __shfl_xor_sync(kFullWarp, sums[i], 1);
+    sums[i] += __shfl_xor_sync(kFullWarp, sums[i], 2);
+  }
+}
+
+// Rows of one sequence, [begin, end) of the block's.
+struct Run {
+  int32_t begin;
+  int32_t end;
+  int32_t num_keys;  // that one of them scores
+};
+
+// This warpgroup's tiles of the run's keys.
+template <bool kFloat8>
+__device__ void ScoreRun(const Shared& shared, const IndexerLogitsParams& params, int32_t first_row,
+                         const Run& run, Fault* fault) {
+  const KvPages& pages = params.pages;
+  const VisibleKeys seen = KeysOfRow(params.rows, first_row + run.begin);
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize % 4;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+  const int32_t key_of_tile = 16 * warp + lane / 4;  // and eight keys further on
+  const int32_t warpgroup = static_cast<int32_t>(threadIdx.x) / kWarpgroupThreads;
+  const int32_t num_tiles = CeilDiv(run.num_keys, kKeys);
+  const int32_t step = static_cast<int32_t>(gridDim.x) * kWarpgroups;
+  int32_t tile = static_cast<int32_t>(blockIdx.x) * kWarpgroups + warpgroup;
+  int32_t blocks[2], entries[2];
+  const auto find = [&](int32_t of_tile) {
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      const int32_t key = of_tile * kKeys + key_of_tile + 8 * i;
+      const int32_t index = key / pages.block_size;
+      entries[i] = key - index * pages.block_size;
+      blocks[i] = -1;
+      if (key >= run.num_keys) continue;
+      if (index < seen.num_blocks) blocks[i] = __ldg(seen.blocks + index);
+      if (blocks[i] < 0) NoteFault(fault, FaultKind::kNoBlock, seen.seq, key);
+    }
+  };
+  if (tile >= num_tiles) return;
+  TileKeys<kFloat8> keys;
+  find(tile);
+  keys.Load(pages, blocks, entries);
+  find(tile + step);
+  for (; tile < num_tiles; tile += step) {
+    uint32_t a[kSteps][4];
+    keys.Spread(a);
+    const float scales[2] = {keys.scales[0] * params.scale, keys.scales[1] * params.scale};
+    keys.Load(pages, blocks, entries);  // of the next tile
+    find(tile + 2 * step);
+    for (int32_t r = run.begin; r < run.end; ++r) {
+      float d[kSums];
+      const uint64_t q = DescribeRows(shared.q[r]);
+      KeepSums(d);
+      BeginProducts();
+#pragma unroll
+      for (int32_t s = 0; s < kSteps; ++s) {
+        const int32_t at =
+            s * kProductDepth / kBoxColumns * kBoxElements + s * kProductDepth % kBoxColumns;
+        MultiplyHeads(d, a[s], q + static_cast<uint32_t>(at) * sizeof(uint16_t) / 16, s > 0);
+      }
+      CommitProducts();
+      WaitForProducts<0>();
+      KeepSums(d);
+      float sums[2];
+      SumHeads(d, shared.weights[r], sums);
+      const int32_t i = lane % 4;
+      const int32_t key = tile * kKeys + key_of_tile + 8 * i;
+      if (i < 2 && key < shared.num_keys[r]) {
+        params.logits[(first_row + r) * params.logits_stride + key] =
+            i == 0 ? sums[0] * scales[0] : sums[1] * scales[1];
+      }
+    }
+  }
+}
+
+// Grid: shares of the keys, groups of kRows rows.
+template <bool kFloat8>
+__global__ void __launch_bounds__(kThreads, 1)
+    IndexProductsKernel(const __grid_constant__ IndexerLogitsParams params, Fault* fault) {
+  const auto address = reinterpret_cast<uintptr_t>(DynamicShared());
+  auto& shared =
+      *reinterpret_cast<Shared*>((address + kBoxAlignment - 1) / kBoxAlignment * kBoxAlignment);
+  WaitForPrevious();
+  const int32_t first = static_cast<int32_t>(blockIdx.y) * kRows;
+  const int32_t count = min(kRows, params.rows.num_rows - first);
+  LoadRows(shared, params, first, count);
+  for (Run run{0, 0, 0}; run.begin < count; run.begin = run.end) {
+    const int32_t seq = params.rows.row_to_seq[first + run.begin];
+    run.num_keys = 0;
+    for (run.end = run.begin; run.end < count; ++run.end) {
+      if (params.rows.row_to_seq[first + run.end] != seq) break;
+      run.num_keys = max(run.num_keys, shared.num_keys[run.end]);
+    }
+    if (run.num_keys > 0) ScoreRun<kFloat8>(shared, params, first, run, fault);
+  }
+}
+
+}  // namespace
+
+bool CanRunIndexProducts(const IndexerLogitsParams& params) {
+  const KvPages& pages = params.pages;
+  return params.num_heads == kHeads && params.head_dim == kDim &&
+         (pages.format == KvFormat::kFp8IndexKey || pages.format == KvFormat::kBfloat16) &&
+         pages.block_stride % 16 == 0 && reinterpret_cast<uintptr_t>(pages.base) % 16 == 0 &&
+         (pages.format == KvFormat::kFp8IndexKey || pages.entry_bytes % 16 == 0) &&
+         params.q_row_stride % 4 == 0 && params.q_head_stride % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(params.q) % 16 == 0;
+}
+
+absl::Status IndexProducts(const Launcher& launcher, const IndexerLogitsParams& params) {
+  const int32_t groups = CeilDiv(params.rows.num_rows, kRows);
+  const int64_t tiles = CeilDiv(params.logits_stride, int64_t{kKeys} * kWarpgroups);
+  const int64_t shares = std::min<int64_t>(tiles, std::max(1, launcher.device.num_sms / groups));
+  const LaunchShape shape{
+      .grid = dim3(static_cast<uint32_t>(shares), static_cast<uint32_t>(groups)),
+      .threads = kThreads,
+      .shared_bytes = sizeof(Shared) + kBoxAlignment,
+      .early = true};
+  Fault* fault = launcher.device.fault;
+  return params.pages.format == KvFormat::kFp8IndexKey
+             ? Launch(launcher, "indexer_logits", IndexProductsKernel<true>, shape, params, fault)
+             : Launch(launcher, "indexer_logits", IndexProductsKernel<false>, shape, params, fault);
+}
+
+}  // namespace kernels::cuda
