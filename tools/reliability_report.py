@@ -44,12 +44,18 @@ FOOTPRINTS = """
 | process that lives through it | memory at its end, MiB | growth in its second half, % an hour | descriptors | threads |
 | --- | --- | --- | --- | --- |
 """
+MEMORY = """
+What a process remembers is bounded, and it grows until the bound is reached: a prefill worker's last 4096 requests, as many cache events as
+the cache holds blocks (at least 1024), UCX's pools for what is in flight at once. Nothing is kept of a peer that has died, but for some
+hundred bytes of UCX's over shared memory (`KilledPeersLeaveNoMemoryBehind` in `tests/kv_transfer` counts them). The rest of a slope is pages
+of the C library's heap that are touched for the first time.
+"""
 OVERLOAD = """
 ## More than can be served
 
 `tools/overload_bench.py`: one prefill and one decode worker whose capacity, measured with every seat taken, is {capacity:.1f} requests a
 second of {input_tokens} tokens in and {output_tokens} out; that rate and twice that rate offered at random moments, {rounds} times in turns.
-In time: the first token within {slo_ttft_ms:.0f} ms, the others at {slo_tpot_ms:.1f} ms each or less. Load of the machine beside it: {load}.
+In time: the first token within {slo_ttft_ms:.0f} ms, the others at {slo_tpot_ms:.1f} ms each or less. Load average of the machine, which others used too: {load}.
 
 | offered | goodput, requests/s (median) | offered in all | in time | refused | failed | served late | first token, ms: median, p99 |
 | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -119,7 +125,7 @@ def main() -> None:
         if suite == "soak" and footprints:
             text += FOOTPRINTS + "".join(
                 f"| {name} | {one['resident_bytes'] / 2**20:.1f} | {100 * one['growth_per_hour']:+.1f} | "
-                f"{one['descriptors']} | {one['threads']} |\n" for name, one in footprints.items())
+                f"{one['descriptors']} | {one['threads']} |\n" for name, one in footprints.items()) + MEMORY
         if suite == "soak" and (root / "docs/soak.svg").exists():
             text += "\n![Memory, descriptors and threads of the processes that live through it](soak.svg)\n"
     if benches:
