@@ -67,9 +67,12 @@ class UcxTransport final : public Transport {
   }
 
   absl::Status Start(const UcxOptions& options) {
+    UcxOptions own = options;
     for (const std::string& kind : options.link_kinds) {
       ASSIGN_OR_RETURN(std::unique_ptr<UcxWorker> worker,
-                       UcxWorker::Create(kind, options, links_.handlers()));
+                       UcxWorker::Create(kind, own, links_.handlers()));
+      // UCX takes connections over TCP for every kind, so no two can have one port.
+      if (!worker->address().listener.empty() && own.listen_port > 0) ++own.listen_port;
       workers_.push_back(std::move(worker));
     }
     if (workers_.empty()) return absl::InvalidArgumentError("no link kinds");

@@ -21,7 +21,7 @@ struct UcxOptions {
   std::vector<std::string> link_kinds = {"shm",
                                          "tcp"};  // best first; "rc" where RDMA devices exist
   std::string listen_ip = "0.0.0.0";              // of the TCP listener
-  int32_t listen_port = 0;                        // 0: any
+  int32_t listen_port = 0;                        // the next kind's is one more; 0: any
   std::string net_devices = "all";                // UCX_NET_DEVICES
 };
 

@@ -49,7 +49,8 @@ void AddWorkerFlags(CLI::App& app, WorkerOptions* options) {
   add("--data_ip", options->data_ip,
       "address of the data link's listener, and the only interface of its TCP; 0.0.0.0: all, and "
       "a peer is told the address on its way");
-  add("--data_port", options->data_port, "port of the data link's listener; 0: any");
+  add("--data_port", options->data_port,
+      "port of the data link's listener; of two (tcp and rc) the second one has the next; 0: any");
 
   add("--tls_cert", options->tls.cert_file, "PEM certificate");
   add("--tls_key", options->tls.key_file, "PEM key");

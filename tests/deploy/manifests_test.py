@@ -273,14 +273,16 @@ class Manifests(unittest.TestCase):
             for worker in of_kind(resources, "StatefulSet"):
                 low, high = map(int, {v["name"]: v.get("value") for v in container(worker)["env"]}["UCX_TCP_PORT_RANGE"].split("-"))
                 [data] = [p["containerPort"] for p in container(worker)["ports"] if p["name"] == "data"]
+                links = settings(resources)["LINKS"].split(",")
+                last = data + len(links) - len({"shm"} & set(links)) - 1  # a port for each kind that listens
                 reaching = []
                 for policy in policies:
                     for rule in policy["spec"].get("ingress", []):
                         ports = rule.get("ports", [])
                         covers = lambda wanted: any(
                             isinstance(p["port"], int) and p["port"] <= wanted <= p.get("endPort", p["port"]) for p in ports)
-                        if covers(data) or covers(low) or covers(high) or not ports:
-                            self.assertTrue(covers(data) and covers(low) and covers(high), overlay)
+                        if covers(data) or covers(last) or covers(low) or covers(high) or not ports:
+                            self.assertTrue(covers(data) and covers(last) and covers(low) and covers(high), overlay)
                             reaching.append(rule["from"])
                 self.assertEqual(reaching, [[{"podSelector": {"matchLabels": {"ferry.example/worker": "true"}}}]], overlay)
 

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/kv_transfer/contract_fixture.h"
@@ -256,6 +257,26 @@ TEST(UcxTransportTest, ListensOnNoOtherInterface) {
   const auto transport = CreateUcxTransport(options);
   ASSERT_TRUE(transport.ok()) << transport.status();
   EXPECT_THAT(ListeningAddresses(), testing::ElementsAre("0100007F"));
+}
+
+// As tcp and rc do: UCX takes connections over TCP for both.
+TEST(UcxTransportTest, KindsThatListenHavePortsOneBehindTheOther) {
+  UcxOptions options;
+  options.epoch = Epoch::Random();
+  options.listen_ip = "127.0.0.1";
+  options.link_kinds = {"tcp", "shm", "tcp"};
+  // Two free ports in a row are found by trying.
+  for (options.listen_port = 23000; options.listen_port < 23100; options.listen_port += 2) {
+    const auto transport = CreateUcxTransport(options);
+    if (!transport.ok()) continue;
+    const std::vector<LinkAddress> addresses = (*transport)->addresses();
+    ASSERT_EQ(addresses.size(), 3u);
+    EXPECT_EQ(addresses[0].listener, absl::StrCat("127.0.0.1:", options.listen_port));
+    EXPECT_EQ(addresses[1].listener, "");
+    EXPECT_EQ(addresses[2].listener, absl::StrCat("127.0.0.1:", options.listen_port + 1));
+    return;
+  }
+  FAIL() << "no two ports are free";
 }
 
 TEST(UcxTransportTest, RefusesBadOptionsInWords) {
