@@ -68,6 +68,23 @@ __device__ inline void CopyBox(void* shared, const CUtensorMap* map, Barrier* ba
         "r"(matrix)
       : "memory");
 }
+// The same with what the second-level cache does with the box's bytes.
+using CachePolicy = uint64_t;
+__device__ inline CachePolicy EvictFirst() {
+  CachePolicy policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ inline void CopyBox(void* shared, const CUtensorMap* map, Barrier* barrier,
+                               int32_t column, int32_t row, int32_t matrix, CachePolicy policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;"
+      :
+      : "r"(SharedAddress(shared)), "l"(map), "r"(SharedAddress(barrier)), "r"(column), "r"(row),
+        "r"(matrix), "l"(policy)
+      : "memory");
+}
 __device__ inline void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }

@@ -40,20 +40,21 @@ __device__ float FoldPartials(const LatentPartials& partials, int2 place, int32_
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   const int32_t count = place.y;
   const float* lse = partials.lse + place.x;
+  const int64_t stride = partials.step;
   const float* out = partials.out + int64_t{place.x} * kLatentRank + 4 * lane;
   float max = -INFINITY;
-  for (int32_t p = lane; p < count; p += kWarpSize) max = fmaxf(max, lse[p * kLatentVectors]);
+  for (int32_t p = lane; p < count; p += kWarpSize) max = fmaxf(max, lse[p * stride]);
   for (int32_t offset = kWarpSize / 2; offset > 0; offset /= 2) {
     max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, offset));
   }
   if (max == -INFINITY) return max;  // no keys
   float total = 0;
-  for (int32_t p = lane; p < count; p += kWarpSize) total += expf(lse[p * kLatentVectors] - max);
+  for (int32_t p = lane; p < count; p += kWarpSize) total += expf(lse[p * stride] - max);
   total = WarpSum(total);
 #pragma unroll 4
   for (int32_t p = first; p < count; p += step) {
-    const float weight = expf(lse[p * kLatentVectors] - max) / total;
-    const float* part = out + int64_t{p} * kLatentVectors * kLatentRank;
+    const float weight = expf(lse[p * stride] - max) / total;
+    const float* part = out + p * stride * kLatentRank;
 #pragma unroll
     for (int32_t i = 0; i < kLaneColumns; ++i) {
       const float4 v = *reinterpret_cast<const float4*>(part + 4 * kWarpSize * i);

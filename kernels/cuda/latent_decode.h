@@ -21,15 +21,15 @@
 namespace kernels::cuda {
 
 inline constexpr int32_t kLatentRank = 512;
-inline constexpr int32_t kLatentVectors = 16;  // query vectors (row, head) of a partial
 
-// Partial p holds vectors [16 p, 16 p + 16): out [.., 512] and lse [..], natural log.
+// Each place is one query vector (row, head) over some of its keys.
 struct LatentPartials {
-  float* out;
-  float* lse;
+  float* out;  // [places, 512]
+  float* lse;  // [places], natural log
   // [num_rows, num_heads] x: the vector's place in its first partial, y: how many partials it has,
-  // each 16 places further on.
+  // each `step` places further on.
   int2* places;
+  int32_t step;
 };
 
 bool CanRunLatentDecode(const AbsorbedDecodeParams& params);

@@ -44,6 +44,16 @@ __device__ inline void LoadMatricesTransposed(uint32_t (&d)[4], const void* row)
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))));
 }
 
+// The opposite: matrix l / 8's column l % 8, 8 values, goes where lane l says.
+__device__ inline void StoreMatricesTransposed(void* column, uint32_t a, uint32_t b, uint32_t c,
+                                               uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(column))), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+               : "memory");
+}
+
 // 16 bytes of memory that is read once: past the first-level cache.
 __device__ inline Words4 LoadStreaming(const void* from) {
   Words4 words;

@@ -33,7 +33,7 @@ bool CanMap(const MatrixShape& shape) {
          shape.rows < kLimit && shape.columns < kLimit && shape.row_stride >= shape.columns;
 }
 
-absl::StatusOr<CUtensorMap> MakeTensorMap(const MatrixShape& shape) {
+absl::StatusOr<CUtensorMap> MakeTensorMap(const MatrixShape& shape, int32_t box_rows) {
   static const absl::StatusOr<Encode> encode = FindEncode();
   RETURN_IF_ERROR(encode.status());
   const auto size = [](int64_t count) { return static_cast<cuuint64_t>(count); };
@@ -41,7 +41,7 @@ absl::StatusOr<CUtensorMap> MakeTensorMap(const MatrixShape& shape) {
       shape.count == 1 ? shape.row_stride * shape.rows : shape.stack_stride;
   const cuuint64_t sizes[] = {size(shape.columns), size(shape.rows), size(shape.count)};
   const cuuint64_t strides[] = {size(2 * shape.row_stride), size(2 * stack_stride)};
-  const cuuint32_t box[] = {kBoxColumns, kBoxRows, 1};
+  const cuuint32_t box[] = {kBoxColumns, static_cast<cuuint32_t>(box_rows), 1};
   const cuuint32_t steps[] = {1, 1, 1};
   CUtensorMap map;
   const CUresult result =

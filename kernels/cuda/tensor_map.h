@@ -1,6 +1,6 @@
-// Tensor maps: how the copy engine sees a bf16 matrix.  A copy moves a box of 64 x 64 into shared
-// memory, every row of it 128 bytes with the 128-byte swizzle that warpgroup_product.cuh reads;
-// what lies beyond the matrix arrives as zeros.
+// Tensor maps: how the copy engine sees a bf16 matrix.  A copy moves a box of 64 x 64 (or of fewer
+// rows) into shared memory, every row of it 128 bytes with the 128-byte swizzle that
+// warpgroup_product.cuh reads; what lies beyond the matrix arrives as zeros.
 
 #ifndef KERNELS_CUDA_TENSOR_MAP_H_
 #define KERNELS_CUDA_TENSOR_MAP_H_
@@ -31,9 +31,9 @@ struct MatrixShape {
 // What the copy engine asks for: addresses and strides that are multiples of 16 bytes.
 bool CanMap(const MatrixShape& shape);
 
-// REQUIRES: CanMap.
+// REQUIRES: CanMap; 0 < box_rows <= kBoxRows.
 // Errors: kInternal if the driver refuses.
-absl::StatusOr<CUtensorMap> MakeTensorMap(const MatrixShape& shape);
+absl::StatusOr<CUtensorMap> MakeTensorMap(const MatrixShape& shape, int32_t box_rows = kBoxRows);
 
 }  // namespace kernels::cuda
 

@@ -27,11 +27,18 @@ struct Dims {
   int32_t heads, rank, rope;
 };
 
+// What strides are multiples of; there is room between rows all the same.
+struct Alignment {
+  int32_t entry_bytes = 4;
+  int32_t query_elements = 1;
+};
+int32_t PastWith(int32_t size, int32_t alignment) { return (size / alignment + 1) * alignment; }
+
 // A batch over a paged cache of twice the blocks it needs, in host memory.  What is nobody's is
 // NaN.
 struct Batch {
   Batch(const Dims& dims, KvFormat format, int32_t block_size, const std::vector<int32_t>& q_lens,
-        std::vector<int32_t> lens, int32_t split_tokens, uint32_t seed, int32_t entry_alignment)
+        std::vector<int32_t> lens, int32_t split_tokens, uint32_t seed, const Alignment& alignment)
       : cu_q{0}, kv_lens(std::move(lens)) {
     for (const int32_t n : q_lens) cu_q.push_back(cu_q.back() + n);
     params.num_seqs = static_cast<int32_t>(q_lens.size());
@@ -41,9 +48,10 @@ struct Batch {
     params.kv_lora_rank = dims.rank;
     params.qk_rope_head_dim = dims.rope;
     params.softmax_scale = 0.1f;
-    params.q_latent_head_stride = params.q_rope_head_stride = dims.rank + dims.rope + 1;
+    const int32_t head_stride = PastWith(dims.rank + dims.rope, alignment.query_elements);
+    params.q_latent_head_stride = params.q_rope_head_stride = head_stride;
     params.q_latent_row_stride = params.q_rope_row_stride =
-        dims.heads * params.q_latent_head_stride + 2;
+        PastWith(dims.heads * head_stride + 1, alignment.query_elements);
     params.out_head_stride = dims.rank + 3;
     params.out_row_stride = dims.heads * params.out_head_stride + 1;
     params.lse_stride = params.num_rows + 4;
@@ -59,9 +67,8 @@ struct Batch {
     params.block_table_stride = max_blocks;
     params.pages.format = format;
     params.pages.block_size = block_size;
-    // An entry is longer than what is in it.
     params.pages.entry_bytes =
-        (KvEntryBytes(format, dims.rank, dims.rope) / entry_alignment + 1) * entry_alignment;
+        PastWith(KvEntryBytes(format, dims.rank, dims.rope), alignment.entry_bytes);
     params.pages.block_stride = int64_t{params.pages.entry_bytes} * block_size + 64;
     memory.assign((2 * num_blocks + 1) * params.pages.block_stride, std::byte{0xff});
     physical.resize(2 * num_blocks + 1);
@@ -123,8 +130,7 @@ class CudaAbsorbedDecodeTest : public DeviceTest, public ::testing::WithParamInt
 
   Batch Make(const Dims& dims, int32_t block_size, const std::vector<int32_t>& q_lens,
              const std::vector<int32_t>& kv_lens, int32_t split_tokens, uint32_t seed) {
-    Batch batch(dims, GetParam(), block_size, q_lens, kv_lens, split_tokens, seed,
-                entry_alignment_);
+    Batch batch(dims, GetParam(), block_size, q_lens, kv_lens, split_tokens, seed, alignment_);
     batch.Fill(*host_, seed + 1);
     return batch;
   }
@@ -168,7 +174,7 @@ class CudaAbsorbedDecodeTest : public DeviceTest, public ::testing::WithParamInt
     EXPECT_TRUE(AllClose(Download(device.lse, batch.lse.size()), batch.lse, kTolerance));
   }
 
-  int32_t entry_alignment_ = 4;  // bytes
+  Alignment alignment_;
 };
 
 TEST_P(CudaAbsorbedDecodeTest, EqualsTheCpu) {
@@ -274,24 +280,33 @@ INSTANTIATE_TEST_SUITE_P(Formats, CudaAbsorbedDecodeTest,
 // A device that rounds to bf16 has its own kernel for DeepSeek's latent in bf16 pages.
 class CudaRoundingDecodeTest : public CudaAbsorbedDecodeTest {
  protected:
-  CudaRoundingDecodeTest() : CudaAbsorbedDecodeTest(/*bfloat16=*/true) { entry_alignment_ = 16; }
+  CudaRoundingDecodeTest() : CudaAbsorbedDecodeTest(/*bfloat16=*/true) {
+    alignment_ = {.entry_bytes = 16, .query_elements = 4};
+  }
 };
 
 TEST_P(CudaRoundingDecodeTest, EqualsTheCpu) {
-  // Splits that one block takes together or alone, that end within a tile of 64 keys; row tiles
-  // that span rows; sequences without keys or rows.
+  // Sequences that end within a tile of 64 keys, without keys or rows; tiles of 16, 32 and 64 query
+  // vectors, that span rows; blocks of keys shorter and longer than a tile; thread blocks with one
+  // tile, with many of one sequence and with many sequences.
   std::vector<int32_t> many_q(90, 1), many_kv;
   for (int32_t s = 0; s < 90; ++s) many_kv.push_back(1 + s * 7 % 300);
   struct Case {
-    int32_t heads, split_tokens;
+    int32_t heads, block_size;
     std::vector<int32_t> q_lens, kv_lens;
   };
   for (const Case& c : {Case{16, 64, {1}, {1000}},
-                        {16, 100, {1, 1, 0, 1, 3, 1}, {64, 65, 5, 0, 130, 200}},
-                        {5, 64, {4, 20, 1}, {4, 90, 1}},
-                        {16, 64, many_q, many_kv}}) {
+                        {16, 64, {1, 1}, {30000, 9001}},
+                        {16, 16, {1, 1, 0, 1, 3, 1}, {64, 65, 5, 0, 130, 200}},
+                        {5, 128, {4, 20, 1}, {4, 90, 1}},
+                        {16, 64, many_q, many_kv},
+                        {20, 32, {3, 0, 1, 2}, {100, 70, 0, 65}},
+                        {32, 64, {1, 2}, {9000, 3001}},
+                        {64, 64, {1, 2}, {4000, 9001}},
+                        {72, 8, {1, 3}, {1000, 200}},
+                        {128, 64, {1, 0, 2, 1}, {130, 70, 700, 0}}}) {
     SCOPED_TRACE(testing::Message() << c.heads << " heads, " << c.kv_lens.size());
-    Batch batch = Make({c.heads, 512, 64}, 16, c.q_lens, c.kv_lens, c.split_tokens, 1);
+    Batch batch = Make({c.heads, 512, 64}, c.block_size, c.q_lens, c.kv_lens, 1024, 1);
     const AbsorbedDecodeParams device = DeviceParams(batch);
     ASSERT_TRUE(device_->attention().AbsorbedDecode({}, device).ok());
     RunOnHost(batch);
