@@ -6,11 +6,11 @@
 namespace kernels::cuda {
 namespace {
 
-constexpr int32_t kWarps = kStreamWarps;
-constexpr int32_t kGroupRows = kTokensPerTile;
-constexpr int32_t kColumns = 2 * kStreamRows;  // of W_UV's result that a block computes
-constexpr int32_t kWarpSteps = kLatentRank / kStepDepth / (kWarps / 2);
-constexpr int32_t kLaneColumns = kLatentRank / kWarpSize / 4;  // in fours
+constexpr int32_t kWarps = 16;
+constexpr int32_t kThreads = kWarps * kWarpSize;
+constexpr int32_t kGroupRows = 16;
+constexpr int32_t kRowTiles = kGroupRows / kTokensPerTile;
+constexpr int32_t kSteps = kLatentRank / kStepDepth;
 // 64 bytes longer than a multiple of 128: a quarter of a warp reads two rows without a conflict.
 constexpr int32_t kLatentStride = kLatentRank + 32;
 
@@ -27,143 +27,247 @@ struct Args {
   int64_t lse_stride;
 };
 
-struct Shared {
-  float parts[kWarps][kLatentRank];
-  uint16_t latents[kGroupRows][kLatentStride];
-  float4 products[kWarps][kWarpSize];
+// The rows of a block's group, and how its warps share their partials.
+struct Group {
+  __device__ Group(int32_t num_rows, int32_t group)
+      : first_row(group * kGroupRows), count(min(num_rows - first_row, kGroupRows)) {
+    while (count * 2 * warps_per_row <= kWarps) warps_per_row *= 2;
+  }
+  int32_t first_row;
+  int32_t count;
+  int32_t warps_per_row = 1;
 };
 
-// A row's partials `first`, `first + step` .. folded into columns 4 lane + 128 i .. of `sums`, each
-// weighed by its share of the whole; a warp's work.  Returns the row's log-sum-exp.
-__device__ float FoldPartials(const LatentPartials& partials, int2 place, int32_t first,
-                              int32_t step, float4 (&sums)[kLaneColumns]) {
+// Folds the warp's share of its row's partials, each weighed by its part of the whole: `parts` gets
+// columns `column` .. `column` + 128 kFours.  kBatch of them are under way at a time, the first
+// while the weights are being made.
+template <int32_t kFours, int32_t kBatch>
+__device__ void FoldPartials(const Args& args, const Group& group, int32_t head, int32_t column,
+                             float (&parts)[kWarps][kFours * 4 * kWarpSize]) {
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+  const int32_t row = warp / group.warps_per_row, share = warp % group.warps_per_row;
+  if (row >= group.count) return;
+  const int64_t vector = int64_t{group.first_row + row} * args.num_heads + head;
+  const int2 place = args.partials.places[vector];
   const int32_t count = place.y;
-  const float* lse = partials.lse + place.x;
-  const int64_t stride = partials.step;
-  const float* out = partials.out + int64_t{place.x} * kLatentRank + 4 * lane;
+  const int32_t step = args.partials.step;
+  const float* lse = args.partials.lse + place.x;
+  const float* out = args.partials.out + int64_t{place.x} * kLatentRank + column + 4 * lane;
+  float4 batch[kBatch][kFours] = {};
+  const auto load_batch = [&](int32_t begin) {
+#pragma unroll
+    for (int32_t j = 0; j < kBatch; ++j) {
+      const int32_t p = begin + j * group.warps_per_row;
+      if (p >= count) continue;
+#pragma unroll
+      for (int32_t i = 0; i < kFours; ++i) {
+        batch[j][i] =
+            *reinterpret_cast<const float4*>(out + p * step * kLatentRank + 4 * kWarpSize * i);
+      }
+    }
+  };
+  load_batch(share);
   float max = -INFINITY;
-  for (int32_t p = lane; p < count; p += kWarpSize) max = fmaxf(max, lse[p * stride]);
+  for (int32_t p = lane; p < count; p += kWarpSize) max = fmaxf(max, lse[p * step]);
   for (int32_t offset = kWarpSize / 2; offset > 0; offset /= 2) {
     max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, offset));
   }
-  if (max == -INFINITY) return max;  // no keys
-  float total = 0;
-  for (int32_t p = lane; p < count; p += kWarpSize) total += expf(lse[p * stride] - max);
-  total = WarpSum(total);
-#pragma unroll 4
-  for (int32_t p = first; p < count; p += step) {
-    const float weight = expf(lse[p * stride] - max) / total;
-    const float* part = out + p * stride * kLatentRank;
+  float4 sums[kFours] = {};
+  float total_lse = -INFINITY;
+  if (max != -INFINITY) {  // there are keys
+    float total = 0;
+    for (int32_t p = lane; p < count; p += kWarpSize) total += expf(lse[p * step] - max);
+    total = WarpSum(total);
+    total_lse = max + logf(total);
+    const int32_t batch_partials = kBatch * group.warps_per_row;
+    for (int32_t begin = share; begin < count; begin += batch_partials) {
 #pragma unroll
-    for (int32_t i = 0; i < kLaneColumns; ++i) {
-      const float4 v = *reinterpret_cast<const float4*>(part + 4 * kWarpSize * i);
-      sums[i].x += weight * v.x;
-      sums[i].y += weight * v.y;
-      sums[i].z += weight * v.z;
-      sums[i].w += weight * v.w;
+      for (int32_t j = 0; j < kBatch; ++j) {
+        const int32_t p = begin + j * group.warps_per_row;
+        if (p >= count) continue;
+        const float weight = expf(lse[p * step] - max) / total;
+#pragma unroll
+        for (int32_t i = 0; i < kFours; ++i) {
+          const float4 v = batch[j][i];
+          sums[i].x += weight * v.x;
+          sums[i].y += weight * v.y;
+          sums[i].z += weight * v.z;
+          sums[i].w += weight * v.w;
+        }
+      }
+      load_batch(begin + batch_partials);
     }
   }
-  return max + logf(total);
-}
-
-// The warps' shares of 32 columns from `column` on, added and stored; the work of two warps.
-__device__ void StoreProducts(const Args& args, const Shared& shared, int64_t head, int32_t column,
-                              int32_t first_row, int32_t num_rows) {
-  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
-  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  float4 total = make_float4(0, 0, 0, 0);
-  for (int32_t w = warp; w < kWarps; w += 2) {
-    const float4 part = shared.products[w][lane];
-    total.x += part.x;
-    total.y += part.y;
-    total.z += part.z;
-    total.w += part.w;
+#pragma unroll
+  for (int32_t i = 0; i < kFours; ++i) {
+    *reinterpret_cast<float4*>(&parts[warp][4 * (lane + kWarpSize * i)]) = sums[i];
   }
-  float* out = args.out + first_row * args.out_row_stride + head * args.out_head_stride + column +
-               warp * kStreamRows + lane / 4;
-  for (int32_t j = 0; j < 2; ++j) {
-    const int32_t row = lane % 4 * 2 + j;
-    if (row >= num_rows) continue;
-    out[row * args.out_row_stride] = j == 0 ? total.x : total.y;
-    out[row * args.out_row_stride + kStreamRows / 2] = j == 0 ? total.z : total.w;
+  if (args.lse != nullptr && blockIdx.y == 0 && share == 0 && lane == 0) {
+    args.lse[head * args.lse_stride + group.first_row + row] = total_lse;
   }
 }
 
-// Grid: heads, blocks that share the tiles of kColumns of W_UV's result, groups of rows.
-template <bool kProject>
-__global__ void __launch_bounds__(kStreamThreads) CombineKernel(const __grid_constant__ Args args) {
-  __shared__ Shared shared;
+// The warps' parts of a row's columns `column` .. `column` + 3, added in their order.
+template <int32_t kColumns>
+__device__ float4 AddParts(const float (&parts)[kWarps][kColumns], const Group& group, int32_t row,
+                           int32_t column) {
+  float4 sum = make_float4(0, 0, 0, 0);
+  if (row >= group.count) return sum;
+  for (int32_t w = 0; w < group.warps_per_row; ++w) {
+    const auto& part =
+        *reinterpret_cast<const float4*>(&parts[row * group.warps_per_row + w][column]);
+    sum.x += part.x;
+    sum.y += part.y;
+    sum.z += part.z;
+    sum.w += part.w;
+  }
+  return sum;
+}
+
+__device__ void StoreFour(float* to, const float4& values) {
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(float4) == 0) {
+    *reinterpret_cast<float4*>(to) = values;
+    return;
+  }
+  to[0] = values.x;
+  to[1] = values.y;
+  to[2] = values.z;
+  to[3] = values.w;
+}
+
+// Latents as they are, a block one of kSlices of their columns.  Grid: heads, slices, groups of
+// rows.
+template <int32_t kSlices>
+__global__ void __launch_bounds__(kThreads, 2) CombineKernel(const __grid_constant__ Args args) {
+  constexpr int32_t kColumns = kLatentRank / kSlices;
+  constexpr int32_t kFours = kColumns / 4 / kWarpSize;
+  __shared__ __align__(16) float parts[kWarps][kColumns];
+  const auto head = static_cast<int32_t>(blockIdx.x);
+  const int32_t first = static_cast<int32_t>(blockIdx.y) * kColumns;
+  const Group group(args.num_rows, static_cast<int32_t>(blockIdx.z));
+  WaitForPrevious();
+  FoldPartials<kFours, kFours == 1 ? 8 : 2>(args, group, head, first, parts);
+  __syncthreads();
+  const int32_t row = static_cast<int32_t>(threadIdx.x) / kWarpSize;
+  if (row >= group.count) return;
+  float* out = args.out + (group.first_row + row) * args.out_row_stride +
+               head * args.out_head_stride + first;
+#pragma unroll
+  for (int32_t i = 0; i < kFours; ++i) {
+    const int32_t column = 4 * (static_cast<int32_t>(threadIdx.x) % kWarpSize + kWarpSize * i);
+    StoreFour(out + column, AddParts(parts, group, row, column));
+  }
+}
+
+struct ProjectShared {
+  union {
+    float parts[kWarps][kLatentRank];
+    float4 products[kWarps][kRowTiles][kWarpSize];
+  };
+  uint16_t latents[kGroupRows][kLatentStride];
+};
+
+// Through W_UV.  A block has kTiles tiles of 16 columns of its result, a warp the product of one
+// with a part of the latents.  Grid: heads, columns, groups of rows.
+template <int32_t kTiles>
+__global__ void __launch_bounds__(kThreads, 1) ProjectKernel(const __grid_constant__ Args args) {
+  auto& shared = *reinterpret_cast<ProjectShared*>(DynamicShared());
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   const int32_t g = lane / 4, t = lane % 4;
-  const int64_t head = blockIdx.x;
-  const int32_t step = warp / 2 * kWarpSteps;
+  const auto head = static_cast<int32_t>(blockIdx.x);
+  const int32_t first_column = static_cast<int32_t>(blockIdx.y) * kTiles * kStreamRows;
+  constexpr int32_t kWarpSteps = kSteps * kTiles / kWarps;
+  const int32_t first_step = warp / kTiles * kWarpSteps;
+  const int64_t column = first_column + warp % kTiles * kStreamRows + g;
+  const uint16_t* top = args.w_uv + (head * int64_t{args.v_dim} + column) * kLatentRank + 8 * t;
   WeightFragment weights[kWarpSteps];
-  const auto load_weights = [&](int32_t tile) {
-    const int64_t column = int64_t{tile} * kColumns + warp % 2 * kStreamRows + g;
-    const uint16_t* top = args.w_uv + (head * args.v_dim + column) * kLatentRank + 8 * t;
+  constexpr int32_t kEarlySteps = kWarpSteps < 4 ? kWarpSteps : 4;  // registers for no more
+  const auto load_weights = [&](int32_t begin, int32_t end) {
 #pragma unroll
     for (int32_t i = 0; i < kWarpSteps; ++i) {
-      weights[i] = LoadWeights(top, top + kStreamRows / 2 * kLatentRank, step + i);
+      if (i < begin || i >= end) continue;
+      weights[i] = LoadWeights(top, top + kStreamRows / 2 * kLatentRank, first_step + i);
     }
   };
-  if (kProject) load_weights(static_cast<int32_t>(blockIdx.y));
+  load_weights(0, kEarlySteps);
+  const Group group(args.num_rows, static_cast<int32_t>(blockIdx.z));
   WaitForPrevious();
-  const int32_t first_row = static_cast<int32_t>(blockIdx.z) * kGroupRows;
-  const int32_t num_rows = min(args.num_rows - first_row, kGroupRows);
-  const int32_t warps_per_row = num_rows == 1 ? kWarps : num_rows == 2 ? 4 : num_rows <= 4 ? 2 : 1;
-  const int32_t own_row = warp / warps_per_row;
-  if (own_row < num_rows) {
-    const int64_t vector = int64_t{first_row + own_row} * args.num_heads + head;
-    float4 sums[kLaneColumns] = {};
-    const float lse = FoldPartials(args.partials, args.partials.places[vector],
-                                   warp % warps_per_row, warps_per_row, sums);
-#pragma unroll
-    for (int32_t i = 0; i < kLaneColumns; ++i) {
-      *reinterpret_cast<float4*>(&shared.parts[warp][4 * (lane + kWarpSize * i)]) = sums[i];
-    }
-    if (args.lse != nullptr && blockIdx.y == 0 && lane == 0 && warp % warps_per_row == 0) {
-      args.lse[head * args.lse_stride + first_row + own_row] = lse;
-    }
+  FoldPartials<kLatentRank / kWarpSize / 4, 2>(args, group, head, 0, shared.parts);
+  load_weights(kEarlySteps, kWarpSteps);
+  __syncthreads();
+  for (int32_t e = threadIdx.x; e < kGroupRows * kLatentRank / 4; e += kThreads) {
+    const int32_t row = e / (kLatentRank / 4), d = e % (kLatentRank / 4) * 4;
+    const float4 sum = AddParts(shared.parts, group, row, d);
+    *reinterpret_cast<uint2*>(&shared.latents[row][d]) =
+        make_uint2(PackBfloat16(sum.x, sum.y), PackBfloat16(sum.z, sum.w));
   }
   __syncthreads();
-  for (int32_t i = threadIdx.x; i < kGroupRows * kLatentRank; i += kStreamThreads) {
-    const int32_t row = i / kLatentRank, d = i % kLatentRank;
-    float sum = 0;
-    if (row < num_rows) {
-      for (int32_t w = 0; w < warps_per_row; ++w) sum += shared.parts[row * warps_per_row + w][d];
-      if (!kProject) {
-        args.out[(first_row + row) * args.out_row_stride + head * args.out_head_stride + d] = sum;
-      }
-    }
-    if (kProject) shared.latents[row][d] = static_cast<uint16_t>(PackBfloat16(sum, 0));
-  }
-  if (!kProject) return;
-  __syncthreads();
-  const int32_t num_tiles = args.v_dim / kColumns;
-  for (int32_t tile = blockIdx.y; tile < num_tiles; tile += gridDim.y) {
-    float sums[4] = {};
+  float sums[kRowTiles][4] = {};
 #pragma unroll
-    for (int32_t i = 0; i < kWarpSteps; ++i) {
-      MultiplyStep(sums, weights[i],
-                   *reinterpret_cast<const ActivationFragment*>(
-                       &shared.latents[g][(step + i) * kStepDepth + 8 * t]));
+  for (int32_t i = 0; i < kWarpSteps; ++i) {
+#pragma unroll
+    for (int32_t tile = 0; tile < kRowTiles; ++tile) {
+      MultiplyStep(
+          sums[tile], weights[i],
+          *reinterpret_cast<const ActivationFragment*>(
+              &shared.latents[tile * kTokensPerTile + g][(first_step + i) * kStepDepth + 8 * t]));
     }
-    const int32_t next = tile + static_cast<int32_t>(gridDim.y);
-    if (next < num_tiles) load_weights(next);
-    shared.products[warp][lane] = make_float4(sums[0], sums[1], sums[2], sums[3]);
-    __syncthreads();
-    if (warp < 2) StoreProducts(args, shared, head, tile * kColumns, first_row, num_rows);
-    __syncthreads();
+  }
+#pragma unroll
+  for (int32_t tile = 0; tile < kRowTiles; ++tile) {
+    shared.products[warp][tile][lane] =
+        make_float4(sums[tile][0], sums[tile][1], sums[tile][2], sums[tile][3]);
+  }
+  __syncthreads();
+  // A warp a tile of columns and of rows: the parts of the latents are added in their order.
+  if (warp >= kTiles * kRowTiles) return;
+  const int32_t row_tile = warp / kTiles;
+  float total[4] = {};
+  for (int32_t w = warp % kTiles; w < kWarps; w += kTiles) {
+    const float4 part = shared.products[w][row_tile][lane];
+    total[0] += part.x;
+    total[1] += part.y;
+    total[2] += part.z;
+    total[3] += part.w;
+  }
+  for (int32_t i = 0; i < 4; ++i) {
+    const int32_t row = row_tile * kTokensPerTile + 2 * t + i % 2;
+    if (row >= group.count) continue;
+    args.out[(group.first_row + row) * args.out_row_stride + head * args.out_head_stride + column +
+             i / 2 * (kStreamRows / 2)] = total[i];
   }
 }
+
+template <int32_t kSlices>
+absl::Status LaunchCombine(const Launcher& launcher, uint32_t groups, const Args& args) {
+  const dim3 grid(static_cast<uint32_t>(args.num_heads), kSlices, groups);
+  return Launch(launcher, "latent combine", CombineKernel<kSlices>,
+                {.grid = grid, .threads = kThreads, .early = true}, args);
+}
+
+template <int32_t kTiles>
+absl::Status LaunchProject(const Launcher& launcher, uint32_t groups, const Args& args) {
+  const dim3 grid(static_cast<uint32_t>(args.num_heads),
+                  static_cast<uint32_t>(args.v_dim / (kTiles * kStreamRows)), groups);
+  return Launch(
+      launcher, "latent combine", ProjectKernel<kTiles>,
+      {.grid = grid, .threads = kThreads, .shared_bytes = sizeof(ProjectShared), .early = true},
+      args);
+}
+
+// A block has few columns as long as all blocks run at once.
+constexpr int32_t kManySlices = 4;
+constexpr int32_t kFewSlices = 2;
+constexpr int32_t kFewTiles = 2;
+constexpr int32_t kManyTiles = 8;
 
 }  // namespace
 
 bool CanCombineLatents(const AbsorbedDecodeParams& params) {
-  return params.w_uv == nullptr ||
-         (Bfloat16Heads(*params.w_uv) != nullptr && params.v_head_dim % kColumns == 0);
+  return params.w_uv == nullptr || (Bfloat16Heads(*params.w_uv) != nullptr &&
+                                    params.v_head_dim % (kFewTiles * kStreamRows) == 0);
 }
 
 absl::Status CombineLatents(const Launcher& launcher, const AbsorbedDecodeParams& params,
@@ -179,17 +283,16 @@ absl::Status CombineLatents(const Launcher& launcher, const AbsorbedDecodeParams
                   .lse = params.lse,
                   .lse_stride = params.lse_stride};
   const auto groups = static_cast<uint32_t>(CeilDiv(params.num_rows, kGroupRows));
-  const auto heads = static_cast<uint32_t>(params.num_heads);
+  const int64_t most = launcher.device.num_sms / (int64_t{groups} * args.num_heads);  // a group's
   if (args.w_uv == nullptr) {
-    return Launch(launcher, "latent combine", CombineKernel<false>,
-                  {.grid = dim3(heads, 1, groups), .threads = kStreamThreads, .early = true}, args);
+    return most >= kManySlices ? LaunchCombine<kManySlices>(launcher, groups, args)
+                               : LaunchCombine<kFewSlices>(launcher, groups, args);
   }
-  // With few rows a block a tile; with many, folding the partials again costs more than waiting.
-  const auto tiles =
-      groups == 1 ? static_cast<uint32_t>(params.v_head_dim / kColumns) : uint32_t{1};
-  return Launch(launcher, "latent combine", CombineKernel<true>,
-                {.grid = dim3(heads, tiles, groups), .threads = kStreamThreads, .early = true},
-                args);
+  if (most >= args.v_dim / (kFewTiles * kStreamRows) ||
+      args.v_dim % (kManyTiles * kStreamRows) != 0) {
+    return LaunchProject<kFewTiles>(launcher, groups, args);
+  }
+  return LaunchProject<kManyTiles>(launcher, groups, args);
 }
 
 }  // namespace kernels::cuda

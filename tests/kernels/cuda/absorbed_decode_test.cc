@@ -321,6 +321,40 @@ TEST_P(CudaRoundingDecodeTest, EqualsTheCpu) {
   }
 }
 
+TEST_P(CudaRoundingDecodeTest, ValueProjectionEqualsTheCpu) {
+  // One row, a few, more than a group of 16, so many that a block has all columns; columns that no
+  // block can have all of.
+  struct Case {
+    int32_t num_seqs, q_len, v_dim;
+  };
+  constexpr int32_t kHeads = 16;
+  for (const Case& c : {Case{1, 1, 128}, {3, 2, 128}, {20, 1, 96}, {35, 1, 128}, {10, 4, 160}}) {
+    SCOPED_TRACE(testing::Message() << c.num_seqs << " x " << c.q_len << ", " << c.v_dim);
+    std::vector<int32_t> kv_lens;
+    for (int32_t s = 0; s < c.num_seqs; ++s) kv_lens.push_back(c.q_len + s * 37 % 200);
+    Batch batch =
+        Make({kHeads, 512, 64}, 64, std::vector<int32_t>(c.num_seqs, c.q_len), kv_lens, 1024, 2);
+    batch.params.v_head_dim = c.v_dim;
+    const TestWeight weight = MakeWeight({"", DType::kBfloat16}, kHeads * c.v_dim, 512, 3);
+    const HeadSlice slice{
+        .num_heads = kHeads, .head_rows = c.v_dim, .row_begin = 0, .row_count = c.v_dim};
+    const auto on_host = host_->PackHeadLinear(weight.tensor, slice);
+    const auto on_device = device_->PackHeadLinear(weight.tensor, slice);
+    AbsorbedDecodeParams device = DeviceParams(batch);
+    device.w_uv = on_device->get();
+    ASSERT_TRUE(device_->attention().AbsorbedDecode({}, device).ok());
+    RunOnHost(batch, on_host->get());
+    // Latents are rounded once more; a result is a sum of 512 products.
+    EXPECT_TRUE(AllClose(Download(device.out, batch.out.size()), batch.out,
+                         {.abs = 0.4, .rel = 2.0 / 128, .cosine = 2e-5}));
+    EXPECT_TRUE(AllClose(Download(device.lse, batch.lse.size()), batch.lse,
+                         {.abs = 2e-2, .rel = 2e-3, .cosine = 1e-6}));
+    const std::vector<float> once = Download(device.out, batch.out.size());
+    ASSERT_TRUE(device_->attention().AbsorbedDecode({}, device).ok());
+    EXPECT_TRUE(BitEqual(Download(device.out, batch.out.size()), once));
+  }
+}
+
 TEST_P(CudaRoundingDecodeTest, AMissingBlockIsReported) {
   Batch batch = Make({16, 512, 64}, 16, {1, 2}, {20, 40}, 64, 4);
   batch.block_table[batch.params.block_table_stride + 2] = -1;
