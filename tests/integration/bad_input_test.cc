@@ -121,6 +121,8 @@ struct BadStart {
 };
 
 TEST(BadInputTest, AProcessThatCannotStartSaysWhyInOneSentence) {
+  ::setenv("CUDA_VISIBLE_DEVICES", "",
+           1);  // the processes below see no GPU, also where there is one
   SystemOptions options;
   options.model_dir = DemoModel();
   const auto system = FerrySystem::Start(options);
@@ -144,6 +146,9 @@ TEST(BadInputTest, AProcessThatCannotStartSaysWhyInOneSentence) {
        {system->prefill(0).address}},
       {"unknown flag", {"ferry-prefill", "--modle", DemoModel()}, {"--modle"}},
       {"bad device", {"ferry-decode", "--model", DemoModel(), "--device", "tpu"}, {"tpu"}},
+      {"no GPU",
+       {"ferry-decode", "--model", DemoModel(), "--device", "cuda"},
+       {"device cuda: this"}},
       {"bad cache dtype",
        {"ferry-decode", "--model", DemoModel(), "--kv_cache_dtype", "int3"},
        {"int3"}},
