@@ -65,11 +65,6 @@ absl::StatusOr<model::KvCacheDtype> ParseKvCacheDtype(const EngineOptions& optio
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options) {
   ASSIGN_OR_RETURN(const model::ModelConfig config, model::LoadModelConfig(options.model_dir));
-  if (options.device == "cuda" && (config.family == model::ModelFamily::kDeepseekV32 ||
-                                   config.family == model::ModelFamily::kDeepseekV4)) {
-    return absl::UnimplementedError(
-        absl::StrCat(config.model_type, " checkpoints cannot be run on cuda yet, only on cpu"));
-  }
   if (options.num_threads < 0 || options.num_threads > kMaxThreads) {
     return absl::InvalidArgumentError(
         absl::StrCat("num_threads must be 0 to ", kMaxThreads, ", is ", options.num_threads));
