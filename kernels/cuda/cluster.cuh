@@ -23,7 +23,7 @@ __device__ inline uint32_t LoadFromRank(const uint32_t* shared, uint32_t rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                : "=r"(address)
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))), "r"(rank));
-  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address));
   return value;
 }
 

@@ -136,11 +136,19 @@ __device__ void FindBin(Shared& shared, int32_t digit, uint32_t wanted) {
   }
   if constexpr (kCluster > 1) {
     ClusterBarrier();
+    uint32_t theirs[kCluster][kBinsPerThread];  // all under way before the first is added
+#pragma unroll
+    for (uint32_t rank = 0; rank < kCluster; ++rank) {
+#pragma unroll
+      for (int32_t i = 0; i < kBinsPerThread; ++i) {
+        theirs[rank][i] = LoadFromRank(&counts[thread * kBinsPerThread + i], rank);
+      }
+    }
+#pragma unroll
     for (int32_t i = 0; i < kBinsPerThread; ++i) {
       bins[i] = 0;
-      for (uint32_t rank = 0; rank < kCluster; ++rank) {
-        bins[i] += LoadFromRank(&counts[thread * kBinsPerThread + i], rank);
-      }
+#pragma unroll
+      for (uint32_t rank = 0; rank < kCluster; ++rank) bins[i] += theirs[rank][i];
     }
   }
   uint32_t sum = 0;
@@ -190,9 +198,9 @@ __device__ uint32_t SumOfWarpsBefore(const uint32_t* warp_sums) {
 }
 
 // Writes the slots of the chosen keys in position order; a warp walks over contiguous keys.
-template <int32_t kCluster, typename Emit>
+template <int32_t kCluster, typename SlotOf>
 __device__ void EmitChosen(Shared& shared, const Part& part, const Threshold& threshold,
-                           uint32_t rank_in_cluster, const Emit& emit) {
+                           uint32_t rank_in_cluster, int32_t* slots, const SlotOf& slot_of) {
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   const int32_t share = CeilDiv(part.count, kThreads) * kWarpSize;
@@ -218,12 +226,17 @@ __device__ void EmitChosen(Shared& shared, const Part& part, const Threshold& th
       shared.totals[1] = ties_before + ties;
     }
     ClusterBarrier();
-    for (uint32_t rank = 0; rank < rank_in_cluster; ++rank) {
-      larger_before += LoadFromRank(&shared.totals[0], rank);
-      ties_before += LoadFromRank(&shared.totals[1], rank);
+#pragma unroll
+    for (uint32_t rank = 0; rank < kCluster; ++rank) {
+      const uint32_t their_larger = LoadFromRank(&shared.totals[0], rank);
+      const uint32_t their_ties = LoadFromRank(&shared.totals[1], rank);
+      larger_before += rank < rank_in_cluster ? their_larger : 0;
+      ties_before += rank < rank_in_cluster ? their_ties : 0;
     }
   }
   const uint32_t lower_lanes = (1u << lane) - 1;
+  const auto place = [&] { return larger_before + min(ties_before, threshold.ties); };
+  const uint32_t first_place = place();
   for (int32_t first = begin; first < end; first += kWarpSize) {
     const int32_t i = first + lane;
     const uint32_t rank = i < end ? part.Rank(i) : 0;
@@ -233,12 +246,18 @@ __device__ void EmitChosen(Shared& shared, const Part& part, const Threshold& th
     const uint32_t tie_lanes = __ballot_sync(kFullWarp, is_tie);
     const uint32_t tie = ties_before + __popc(tie_lanes & lower_lanes);
     if (is_larger || (is_tie && tie < threshold.ties)) {
-      emit(static_cast<int32_t>(larger_before + __popc(larger_lanes & lower_lanes) +
-                                min(tie, threshold.ties)),
-           part.begin + i);
+      slots[larger_before + __popc(larger_lanes & lower_lanes) + min(tie, threshold.ties)] =
+          part.begin + i;
     }
     larger_before += __popc(larger_lanes);
     ties_before += __popc(tie_lanes);
+  }
+  // The warp's keys become slots all at once, their blocks being far away.
+  __syncwarp();
+  const uint32_t end_place = place();
+#pragma unroll 2
+  for (uint32_t i = first_place + static_cast<uint32_t>(lane); i < end_place; i += kWarpSize) {
+    slots[i] = slot_of(slots[i]);
   }
 }
 
@@ -268,14 +287,14 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     slots[i] = -1;
   }
   if (rank_in_cluster == 0 && thread == 0 && params.lengths != nullptr) params.lengths[row] = count;
-  const auto emit = [&](int32_t to, int32_t key) {
+  const auto slot_of = [&](int32_t key) {
     const int32_t block = seen.BlockOf(key, params.block_entries);
     if (block < 0) NoteFault(fault, FaultKind::kNoBlock, seen.seq, key);
-    slots[to] = block < 0 ? -1 : block * params.block_entries + key % params.block_entries;
+    return block < 0 ? -1 : block * params.block_entries + key % params.block_entries;
   };
   if (seen.count <= rows.top_k) {
     for (int32_t i = rank_in_cluster * kThreads + thread; i < count; i += kCluster * kThreads) {
-      emit(i, i);
+      slots[i] = slot_of(i);
     }
     return;
   }
@@ -287,7 +306,8 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
   part.cached = reinterpret_cast<uint32_t*>(&shared + 1);
   part.num_cached = min(part.count, max_cached);
   const Threshold threshold = FindThreshold<kCluster>(shared, part, rows.top_k);
-  EmitChosen<kCluster>(shared, part, threshold, static_cast<uint32_t>(rank_in_cluster), emit);
+  EmitChosen<kCluster>(shared, part, threshold, static_cast<uint32_t>(rank_in_cluster), slots,
+                       slot_of);
   // Nobody leaves while another block may read its counts.
   if constexpr (kCluster > 1) ClusterBarrier();
 }
