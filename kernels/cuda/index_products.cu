@@ -30,7 +30,8 @@ static_assert(kHeads == kBoxRows);
 struct Shared {
   uint16_t q[kRows][kBoxes][kBoxElements];
   float weights[kRows][kHeads];
-  int32_t num_keys[kRows];
+  int32_t num_keys[kRows];  // that are scored
+  int32_t seqs[kRows];
 };
 constexpr size_t kBoxAlignment = 1024;  // bytes
 
@@ -58,20 +59,33 @@ __device__ void MultiplyHeads(float (&d)[kSums], const uint32_t (&a)[4], uint64_
 __device__ void LoadRows(Shared& shared, const IndexerLogitsParams& params, int32_t first,
                          int32_t count) {
   constexpr int32_t kFours = kDim / 4;
-  for (int32_t i = threadIdx.x; i < count * kHeads * kFours; i += kThreads) {
-    const int32_t row = i / (kHeads * kFours), head = i / kFours % kHeads, four = i % kFours;
-    const float4 values = *reinterpret_cast<const float4*>(
-        params.q + (first + row) * params.q_row_stride + head * params.q_head_stride + 4 * four);
-    // Of step four % 8, the slots of thread four / 8.
-    const int32_t column = four % kSteps * kProductDepth + four / kSteps * 2;
-    const auto store = [&](int32_t at, uint32_t pair) {
-      const int32_t within = at % kBoxColumns;
-      uint16_t* to = shared.q[row][at / kBoxColumns] + head * kBoxColumns +
-                     (within / 8 ^ head % 8) * 8 + within % 8;
-      *reinterpret_cast<uint32_t*>(to) = pair;
-    };
-    store(column, PackBfloat16(values.x, values.y));
-    store(column + 8, PackBfloat16(values.z, values.w));
+  constexpr int32_t kPasses = kHeads * kFours / kThreads;  // of a row
+  static_assert(kHeads * kFours % kThreads == 0 && kThreads % kFours == 0);
+  const int32_t four = static_cast<int32_t>(threadIdx.x) % kFours;
+  const int32_t first_head = static_cast<int32_t>(threadIdx.x) / kFours;
+  // Of step four % 8, the slots of thread four / 8.
+  const int32_t column = four % kSteps * kProductDepth + four / kSteps * 2;
+#pragma unroll 2
+  for (int32_t row = 0; row < count; ++row) {
+    const float* q = params.q + (first + row) * params.q_row_stride + 4 * four;
+    float4 values[kPasses];
+#pragma unroll
+    for (int32_t pass = 0; pass < kPasses; ++pass) {
+      const int32_t head = first_head + pass * (kThreads / kFours);
+      values[pass] = __ldcg(reinterpret_cast<const float4*>(q + head * params.q_head_stride));
+    }
+#pragma unroll
+    for (int32_t pass = 0; pass < kPasses; ++pass) {
+      const int32_t head = first_head + pass * (kThreads / kFours);
+      const auto store = [&](int32_t at, uint32_t pair) {
+        const int32_t within = at % kBoxColumns;
+        uint16_t* to = shared.q[row][at / kBoxColumns] + head * kBoxColumns +
+                       (within / 8 ^ head % 8) * 8 + within % 8;
+        *reinterpret_cast<uint32_t*>(to) = pair;
+      };
+      store(column, PackBfloat16(values[pass].x, values[pass].y));
+      store(column + 8, PackBfloat16(values[pass].z, values[pass].w));
+    }
   }
   for (int32_t i = threadIdx.x; i < count * kHeads; i += kThreads) {
     shared.weights[i / kHeads][i % kHeads] =
@@ -81,6 +95,7 @@ __device__ void LoadRows(Shared& shared, const IndexerLogitsParams& params, int3
     const int32_t visible = KeysOfRow(params.rows, first + static_cast<int32_t>(threadIdx.x)).count;
     const bool scored = visible > params.rows.top_k && visible <= params.logits_stride;
     shared.num_keys[threadIdx.x] = scored ? visible : 0;
+    shared.seqs[threadIdx.x] = params.rows.row_to_seq[first + static_cast<int32_t>(threadIdx.x)];
   }
   PublishShared();
   __syncthreads();
@@ -162,51 +177,93 @@ __device__ void SumHeads(const float (&d)[kSums], const float* weights, float (&
   }
 }
 
-// Rows of one sequence, [begin, end) of the block's.
-struct Run {
-  int32_t begin;
-  int32_t end;
-  int32_t num_keys;  // that one of them scores
+// A tile of the keys of one sequence's rows, [begin, end) of the block's; begin is the number of
+// rows behind the last tile.
+struct Tile {
+  int32_t begin = 0;
+  int32_t end = 0;
+  int32_t num_keys = 0;  // that one of the rows scores
+  int32_t index = 0;
 };
 
-// This warpgroup's tiles of the run's keys.
+// This warpgroup's tiles: `first` of every sequence, and every step-th one after it.
+struct Tiles {
+  const Shared& shared;
+  int32_t num_rows;
+  int32_t first;
+  int32_t step;
+
+  // The first tile of rows at or behind `begin`.
+  __device__ Tile From(int32_t begin) const {
+    Tile tile;
+    for (tile.begin = begin; tile.begin < num_rows; tile.begin = tile.end) {
+      tile.num_keys = 0;
+      for (tile.end = tile.begin; tile.end < num_rows; ++tile.end) {
+        if (shared.seqs[tile.end] != shared.seqs[tile.begin]) break;
+        tile.num_keys = max(tile.num_keys, shared.num_keys[tile.end]);
+      }
+      tile.index = first;
+      if (tile.index * kKeys < tile.num_keys) break;
+    }
+    return tile;
+  }
+  __device__ Tile After(Tile tile) const {
+    tile.index += step;
+    return tile.index * kKeys < tile.num_keys ? tile : From(tile.end);
+  }
+};
+
+// Grid: shares of the keys, groups of kRows rows.
 template <bool kFloat8>
-__device__ void ScoreRun(const Shared& shared, const IndexerLogitsParams& params, int32_t first_row,
-                         const Run& run, Fault* fault) {
+__global__ void __launch_bounds__(kThreads, 1)
+    IndexProductsKernel(const __grid_constant__ IndexerLogitsParams params, Fault* fault) {
+  const auto address = reinterpret_cast<uintptr_t>(DynamicShared());
+  auto& shared =
+      *reinterpret_cast<Shared*>((address + kBoxAlignment - 1) / kBoxAlignment * kBoxAlignment);
+  WaitForPrevious();
+  const int32_t first_row = static_cast<int32_t>(blockIdx.y) * kRows;
+  const int32_t num_rows = min(kRows, params.rows.num_rows - first_row);
+  LoadRows(shared, params, first_row, num_rows);
   const KvPages& pages = params.pages;
-  const VisibleKeys seen = KeysOfRow(params.rows, first_row + run.begin);
-  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize % 4;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  const int32_t key_of_tile = 16 * warp + lane / 4;  // and eight keys further on
+  // Of a tile, and eight keys further on.
+  const int32_t first_key = 16 * (static_cast<int32_t>(threadIdx.x) / kWarpSize % 4) + lane / 4;
   const int32_t warpgroup = static_cast<int32_t>(threadIdx.x) / kWarpgroupThreads;
-  const int32_t num_tiles = CeilDiv(run.num_keys, kKeys);
-  const int32_t step = static_cast<int32_t>(gridDim.x) * kWarpgroups;
-  int32_t tile = static_cast<int32_t>(blockIdx.x) * kWarpgroups + warpgroup;
+  const Tiles tiles{shared, num_rows, static_cast<int32_t>(blockIdx.x) * kWarpgroups + warpgroup,
+                    static_cast<int32_t>(gridDim.x) * kWarpgroups};
   int32_t blocks[2], entries[2];
-  const auto find = [&](int32_t of_tile) {
+  const auto find = [&](const Tile& tile) {
+    const bool exists = tile.begin < num_rows;
+    const int32_t seq = exists ? shared.seqs[tile.begin] : 0;
+    const int32_t* table = params.rows.block_table + seq * params.rows.block_table_stride;
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
-      const int32_t key = of_tile * kKeys + key_of_tile + 8 * i;
+      const int32_t key = tile.index * kKeys + first_key + 8 * i;
       const int32_t index = key / pages.block_size;
       entries[i] = key - index * pages.block_size;
       blocks[i] = -1;
-      if (key >= run.num_keys) continue;
-      if (index < seen.num_blocks) blocks[i] = __ldg(seen.blocks + index);
-      if (blocks[i] < 0) NoteFault(fault, FaultKind::kNoBlock, seen.seq, key);
+      if (!exists || key >= tile.num_keys) continue;
+      if (index < params.rows.block_table_stride) blocks[i] = __ldg(table + index);
+      if (blocks[i] < 0) NoteFault(fault, FaultKind::kNoBlock, seq, key);
     }
   };
-  if (tile >= num_tiles) return;
+  // A tile's keys are loaded while the one before it is scored, and its blocks are looked up
+  // before.
+  Tile tile = tiles.From(0);
   TileKeys<kFloat8> keys;
   find(tile);
   keys.Load(pages, blocks, entries);
-  find(tile + step);
-  for (; tile < num_tiles; tile += step) {
+  Tile next = tile.begin < num_rows ? tiles.After(tile) : tile;
+  find(next);
+  while (tile.begin < num_rows) {
     uint32_t a[kSteps][4];
     keys.Spread(a);
     const float scales[2] = {keys.scales[0] * params.scale, keys.scales[1] * params.scale};
-    keys.Load(pages, blocks, entries);  // of the next tile
-    find(tile + 2 * step);
-    for (int32_t r = run.begin; r < run.end; ++r) {
+    keys.Load(pages, blocks, entries);
+    const Tile after = next.begin < num_rows ? tiles.After(next) : next;
+    find(after);
+#pragma unroll 1
+    for (int32_t r = tile.begin; r < tile.end; ++r) {
       float d[kSums];
       const uint64_t q = DescribeRows(shared.q[r]);
       KeepSums(d);
@@ -223,34 +280,14 @@ __device__ void ScoreRun(const Shared& shared, const IndexerLogitsParams& params
       float sums[2];
       SumHeads(d, shared.weights[r], sums);
       const int32_t i = lane % 4;
-      const int32_t key = tile * kKeys + key_of_tile + 8 * i;
+      const int32_t key = tile.index * kKeys + first_key + 8 * i;
       if (i < 2 && key < shared.num_keys[r]) {
         params.logits[(first_row + r) * params.logits_stride + key] =
             i == 0 ? sums[0] * scales[0] : sums[1] * scales[1];
       }
     }
-  }
-}
-
-// Grid: shares of the keys, groups of kRows rows.
-template <bool kFloat8>
-__global__ void __launch_bounds__(kThreads, 1)
-    IndexProductsKernel(const __grid_constant__ IndexerLogitsParams params, Fault* fault) {
-  const auto address = reinterpret_cast<uintptr_t>(DynamicShared());
-  auto& shared =
-      *reinterpret_cast<Shared*>((address + kBoxAlignment - 1) / kBoxAlignment * kBoxAlignment);
-  WaitForPrevious();
-  const int32_t first = static_cast<int32_t>(blockIdx.y) * kRows;
-  const int32_t count = min(kRows, params.rows.num_rows - first);
-  LoadRows(shared, params, first, count);
-  for (Run run{0, 0, 0}; run.begin < count; run.begin = run.end) {
-    const int32_t seq = params.rows.row_to_seq[first + run.begin];
-    run.num_keys = 0;
-    for (run.end = run.begin; run.end < count; ++run.end) {
-      if (params.rows.row_to_seq[first + run.end] != seq) break;
-      run.num_keys = max(run.num_keys, shared.num_keys[run.end]);
-    }
-    if (run.num_keys > 0) ScoreRun<kFloat8>(shared, params, first, run, fault);
+    tile = next;
+    next = after;
   }
 }
 
