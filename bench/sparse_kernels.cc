@@ -38,7 +38,9 @@ Cache MakeCache(KernelBench& bench, kernels::KvFormat format, int32_t num_slots)
     made.base = bench.Bytes(made.block_stride * (num_slots / kBlock));
     return made;
   };
-  const Cache cache{pages(format, kRank, kRope),
+  const bool shared_kv = format == kernels::KvFormat::kFp8SharedKv;
+  const int32_t dim = shared_kv ? kRank - kRope : kRank;
+  const Cache cache{pages(format, dim, kRope),
                     pages(kernels::KvFormat::kFp8IndexKey, kIndexDim, 0)};
   const float* kv = bench.Floats(int64_t{kRows} * (kRank + kRope));
   const float* ones = bench.Upload(std::vector<float>(kRank + kRope, 1.0f));
@@ -52,8 +54,9 @@ Cache MakeCache(KernelBench& bench, kernels::KvFormat format, int32_t num_slots)
         bench.backend().StoreKv({}, {.num_rows = std::min(kRows, num_slots - first),
                                      .kv_a = kv,
                                      .kv_a_row_stride = kRank + kRope,
-                                     .kv_lora_rank = kRank,
+                                     .kv_lora_rank = dim,
                                      .norm_weight = ones,
+                                     .norm_rope = shared_kv,
                                      .rope = {ones, zeros, kRope, 1},
                                      .positions = positions,
                                      .slots = all + first,
@@ -70,6 +73,7 @@ Cache MakeCache(KernelBench& bench, kernels::KvFormat format, int32_t num_slots)
   return cache;
 }
 
+// V3.2: kTopK latents.  V4 (kFp8SharedKv): a window of 128 entries and 512 chosen ones.
 struct DecodeCase {
   int32_t batch = 1;
   int32_t heads = 128;
@@ -79,9 +83,15 @@ struct DecodeCase {
 };
 
 void TimeDecode(KernelBench& bench, const DecodeCase& c) {
-  const bool float8 = c.format == kernels::KvFormat::kFp8Latent;
-  const std::string name =
-      absl::StrCat("sparse b=", c.batch, " h=", c.heads, float8 ? " fp8" : " bf16");
+  const bool shared_kv = c.format == kernels::KvFormat::kFp8SharedKv;
+  const std::string name = absl::StrCat("sparse b=", c.batch, " h=", c.heads,
+                                        shared_kv                                   ? " V4"
+                                        : c.format == kernels::KvFormat::kFp8Latent ? " fp8"
+                                                                                    : " bf16");
+  const int32_t window = shared_kv ? 128 : 0;
+  const int32_t chosen = shared_kv ? 512 : kTopK;
+  const int32_t width = window + chosen;
+  const int32_t dim = shared_kv ? kRank - kRope : kRank;
   if (!bench.Wants(name)) return;
   constexpr int32_t kKeys = 8192;  // of a sequence
   const int32_t num_slots = std::max(c.batch, 16) * kKeys;
@@ -93,8 +103,9 @@ void TimeDecode(KernelBench& bench, const DecodeCase& c) {
     std::vector<int32_t> keys(kKeys);
     std::iota(keys.begin(), keys.end(), i % (num_slots / kKeys) * kKeys);
     std::shuffle(keys.begin(), keys.end(), random);
-    keys.resize(kTopK);
-    std::sort(keys.begin(), keys.end());
+    keys.resize(width);
+    std::sort(keys.begin(), keys.begin() + window);
+    std::sort(keys.begin() + window, keys.end());
     indices.insert(indices.end(), keys.begin(), keys.end());
   }
   const int32_t* lists = bench.Upload(indices);
@@ -103,30 +114,39 @@ void TimeDecode(KernelBench& bench, const DecodeCase& c) {
   float* out = bench.Floats(int64_t{c.batch} * c.heads * kRank);
   kernels::AttentionBackend& attention = bench.backend().attention();
   std::byte* workspace =
-      bench.Bytes(attention.SparseDecodeWorkspaceBytes(c.batch, kTopK, c.heads, kRank));
+      bench.Bytes(attention.SparseDecodeWorkspaceBytes(c.batch, width, c.heads, kRank));
+  const float* sink = bench.Floats(c.heads);
   const double entry_bytes = cache.latents.entry_bytes;
+  const double key_dim = dim + kRope;
   bench.Time({.name = name,
-              .bytes = c.batch * (kTopK * entry_bytes + 4.0 * c.heads * (2 * kRank + kRope)),
-              .flops = 2.0 * c.batch * c.heads * kTopK * (2 * kRank + kRope),
+              .bytes = c.batch * (width * entry_bytes + 4.0 * c.heads * (kRank + key_dim)),
+              .flops = 2.0 * c.batch * c.heads * width * (kRank + key_dim),
               .bar_us = c.bar_us,
               .peer_us = c.peer_us},
              kRotations, [&](const kernels::LaunchContext& context, int32_t i) {
                kernels::SparseDecodeParams params;
                params.num_rows = c.batch;
                params.num_heads = c.heads;
-               params.dim = kRank;
+               params.dim = dim;
                params.rope_dim = kRope;
                params.value_dim = kRank;
                params.softmax_scale = 0.07f;
-               params.sources[0] = {.pages = cache.latents,
-                                    .indices = lists + int64_t{i} * c.batch * kTopK,
-                                    .index_stride = kTopK,
-                                    .width = kTopK,
-                                    .num_slots = num_slots};
+               const auto source = [&](int32_t first, int32_t count) -> kernels::SparseSource {
+                 return {.pages = cache.latents,
+                         .indices = lists + int64_t{i} * c.batch * width + first,
+                         .index_stride = width,
+                         .width = count,
+                         .num_slots = num_slots};
+               };
+               params.sources[0] = source(0, shared_kv ? window : chosen);
+               if (shared_kv) {
+                 params.sources[1] = source(window, chosen);
+                 params.sink = sink;
+               }
                params.q = q;
                params.q_row_stride = params.q_rope_row_stride = row_stride;
                params.q_head_stride = params.q_rope_head_stride = kRank + kRope;
-               params.q_rope = q + kRank;
+               params.q_rope = q + dim;
                params.out = out;
                params.out_row_stride = int64_t{c.heads} * kRank;
                params.out_head_stride = kRank;
@@ -212,6 +232,9 @@ void TimeSparse(KernelBench& bench) {
   TimeDecode(bench, {.batch = 128, .bar_us = 205, .peer_us = 186});
   TimeDecode(bench, {.batch = 64, .heads = 16});
   TimeDecode(bench, {.batch = 128, .format = kernels::KvFormat::kBfloat16});
+  constexpr kernels::KvFormat kV4 = kernels::KvFormat::kFp8SharedKv;
+  TimeDecode(bench, {.batch = 64, .heads = 64, .format = kV4, .bar_us = 35, .peer_us = 43.5});
+  TimeDecode(bench, {.batch = 128, .heads = 64, .format = kV4, .bar_us = 45, .peer_us = 45});
   bench.Group("lightning indexer, rows x keys");
   TimeIndexer(bench, {.rows = 1, .keys = 131072, .top_k_bar_us = 30});
   TimeIndexer(

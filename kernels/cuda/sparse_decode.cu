@@ -26,7 +26,7 @@ int64_t LayOut(std::byte* base, int32_t num_rows, int64_t width, int32_t num_hea
   carver.Take(work.list.counts, int64_t{num_rows} * 2);
   carver.Take(work.list.slots, num_rows * width);
   carver.Take(work.values, int64_t{num_rows} * num_heads * value_dim);
-  const int64_t part_vectors = int64_t{MaxSparseParts(num_rows)} * num_heads;
+  const int64_t part_vectors = int64_t{kMaxSparseParts} * num_heads;
   carver.Take(work.parts.values, part_vectors * value_dim);
   carver.Take(work.parts.lse, part_vectors);
   work.list.stride = width;

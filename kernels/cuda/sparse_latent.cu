@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "kernels/cuda/bulk_copy.cuh"
-#include "kernels/cuda/float8_pair.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/sparse_key.cuh"
 #include "kernels/cuda/tensor_core.cuh"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/warpgroup_product.cuh"
@@ -13,22 +13,25 @@
 namespace kernels::cuda {
 namespace {
 
-constexpr int32_t kRank = 512;
-constexpr int32_t kRope = 64;
-constexpr int32_t kBoxes = (kRank + kRope) / kBoxColumns;  // along a key
-constexpr int32_t kValueBoxes = kRank / kBoxColumns;
+constexpr int32_t kValueDim = 512;
+constexpr int32_t kRope = kBoxColumns;
+constexpr int32_t kValueBoxes = kValueDim / kBoxColumns;
+// Boxes along a key, the rotary values in the last one: V3.2's latent has its value before them,
+// V4's entry is its own value.
+constexpr int32_t kLatentBoxes = kValueBoxes + 1;
+constexpr int32_t kSharedKvBoxes = kValueBoxes;
 constexpr int32_t kHeads = kProductRows;  // of a block
 constexpr int32_t kKeys = 64;             // of a step
 constexpr int32_t kStages = 2;
 constexpr int32_t kSteps16 = kKeys / kProductDepth;
 constexpr int32_t kThreads = 3 * kWarpgroupThreads;
 constexpr int32_t kProductWarps = 2 * kWarpgroupThreads / kWarpSize;
-constexpr int32_t kSms = 132;  // of a Hopper GPU: what rows are cut up for
 constexpr int32_t kMinKeysPerPart = 2 * kKeys;
 constexpr float kLog2E = 1.44269504f;
 static_assert(kKeys == kBoxRows && kHeads == kBoxRows);
 
 // Boxes are as the copy engine would have written them (tensor_map.h).
+template <int32_t kBoxes>
 struct Shared {
   uint16_t q[kBoxes][kBoxElements];
   uint16_t k[kStages][kBoxes][kBoxElements];
@@ -37,7 +40,7 @@ struct Shared {
   Barrier full[kStages], empty[kStages];
 };
 constexpr size_t kBoxAlignment = 1024;  // bytes
-static_assert(sizeof(Shared) + kBoxAlignment <= kMaxSharedBytes);
+static_assert(sizeof(Shared<kLatentBoxes>) + kBoxAlignment <= kMaxSharedBytes);
 
 struct Args {
   SparseDecodeParams params;
@@ -46,6 +49,7 @@ struct Args {
   float* values;
   int64_t row_stride;
   int64_t head_stride;
+  Fault* fault;
 };
 
 // d [64, 64] = a b, or += if `add`; both described by DescribeRows.
@@ -84,118 +88,90 @@ struct Part {
 };
 
 __device__ Part PartOf(const Args& args, int32_t row, int32_t part, int32_t num_parts) {
-  const int32_t count = args.list.counts[2 * row];
+  const int32_t count = args.list.counts[2 * row] + args.list.counts[2 * row + 1];
   const int32_t share = CeilDiv(CeilDiv(count, kKeys), num_parts) * kKeys;
   const int32_t begin = min(part * share, count);
   return {begin, min(begin + share, count)};
 }
 
-// A key's boxes in registers: of every box this lane's 8 values.  Eight lanes have a key.
-template <bool kFloat8>
-struct LaneKey;
-
-template <>
-struct LaneKey<true> {
-  uint2 codes[kValueBoxes];
-  float4 scales;
-  uint4 rope;
-
-  __device__ void Load(const std::byte* entry, int32_t lane) {
-    if (entry == nullptr) {
-#pragma unroll
-      for (int32_t box = 0; box < kValueBoxes; ++box) codes[box] = make_uint2(0, 0);
-      scales = make_float4(0, 0, 0, 0);
-      rope = make_uint4(0, 0, 0, 0);
-      return;
-    }
-#pragma unroll
-    for (int32_t box = 0; box < kValueBoxes; ++box) {
-      codes[box] = __ldg(reinterpret_cast<const uint2*>(entry + box * kBoxColumns) + lane);
-    }
-    scales = __ldg(reinterpret_cast<const float4*>(entry + kRank));
-    rope = __ldg(reinterpret_cast<const uint4*>(entry + kRank + 16) + lane);
-  }
-  // Box `box` of the value; both steps of a large scale are finite.
-  __device__ uint4 Unit(int32_t box) const {
-    if (box == kValueBoxes) return rope;
-    const float scale = box < 2 ? scales.x : box < 4 ? scales.y : box < 6 ? scales.z : scales.w;
-    const uint2 low = SpreadFloat8(codes[box].x), high = SpreadFloat8(codes[box].y);
-    const bool large = scale >= 64;
-    const float first = large ? 0x1p120f : scale * 0x1p120f;
-    const uint32_t factor = PackBfloat16(first, first);
-    uint4 unit = {MultiplyPair(low.x, factor), MultiplyPair(low.y, factor),
-                  MultiplyPair(high.x, factor), MultiplyPair(high.y, factor)};
-    if (large) {
-      const uint32_t second = PackBfloat16(scale, scale);
-      unit = {MultiplyPair(unit.x, second), MultiplyPair(unit.y, second),
-              MultiplyPair(unit.z, second), MultiplyPair(unit.w, second)};
-    }
-    return unit;
-  }
-};
-
-template <>
-struct LaneKey<false> {
-  uint4 units[kBoxes];
-
-  __device__ void Load(const std::byte* entry, int32_t lane) {
-#pragma unroll
-    for (int32_t box = 0; box < kBoxes; ++box) {
-      units[box] = entry == nullptr ? make_uint4(0, 0, 0, 0)
-                                    : __ldg(reinterpret_cast<const uint4*>(entry) + 8 * box + lane);
-    }
-  }
-  __device__ uint4 Unit(int32_t box) const { return units[box]; }
-};
-
 // The third warpgroup: gathers the keys of every step.
-template <bool kFloat8>
-__device__ void GatherKeys(Shared& shared, const Args& args, int32_t row, const Part& part) {
+template <KvFormat kFormat, int32_t kBoxes>
+__device__ void GatherKeys(Shared<kBoxes>& shared, const Args& args, int32_t row,
+                           const Part& part) {
   constexpr int32_t kKeysAtATime = kWarpgroupThreads / 8;
+  constexpr int32_t kLineBytes = 128;
+  constexpr int32_t kPrefetchTurns = 12;
   constexpr int32_t kTurns = kKeys / kKeysAtATime;  // of a step
   const int32_t thread = static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads;
   const int32_t lane = thread % 8;
   const int32_t first_key = thread / 8;
   const int32_t* slots = args.list.slots + row * args.list.stride + part.begin;
   const int32_t count = part.end - part.begin;
-  const KvPages& pages = args.params.sources[0].pages;
+  const int32_t key_bytes = args.params.sources[0].pages.entry_bytes;
+  const int32_t first_count = args.list.counts[2 * row] - part.begin;  // of the first source
+  // -1: no key.
   const auto slot_of = [&](int32_t turn) {
     const int32_t key = turn * kKeysAtATime + first_key;
     return key < count ? __ldg(slots + key) : -1;
   };
-  const auto entry_of = [&](int32_t slot) -> const std::byte* {
-    if (slot < 0) return nullptr;
+  const auto place_of = [&](int32_t turn, int32_t slot) -> KeyPlace {
+    if (slot < 0) return {};
+    const bool is_first = turn * kKeysAtATime + first_key < first_count;
+    const KvPages& pages = args.params.sources[is_first ? 0 : 1].pages;
     const int32_t block = slot / pages.block_size;
-    return pages.base + block * pages.block_stride +
-           int64_t{slot - block * pages.block_size} * pages.entry_bytes;
+    const int32_t entry = slot - block * pages.block_size;
+    const std::byte* base = pages.base + block * pages.block_stride;
+    if constexpr (kFormat == KvFormat::kFp8SharedKv) {
+      constexpr int32_t kRowBytes = (kBoxes - 1) * kBoxColumns + 2 * kRope;
+      return {base + entry * kRowBytes, base + int64_t{pages.block_size} * kRowBytes + 8 * entry};
+    } else {
+      return {base + int64_t{entry} * pages.entry_bytes, nullptr};
+    }
+  };
+  // A key's lines on their way to the second-level cache, long before they are loaded.
+  const auto prefetch = [&](int32_t turn) {
+    const KeyPlace place = place_of(turn, slot_of(turn));
+    const std::byte* from = place.values + lane * kLineBytes;
+    if (place.values != nullptr && lane * kLineBytes < key_bytes) {
+      asm volatile("prefetch.global.L2 [%0];" : : "l"(from));
+    }
   };
   const int32_t num_turns = part.num_steps() * kTurns;
-  LaneKey<kFloat8> key;
-  key.Load(entry_of(slot_of(0)), lane);
-  int32_t slot = slot_of(1);
+  for (int32_t turn = 0; turn < kPrefetchTurns; ++turn) prefetch(turn);
+  // This turn's key and those already loaded for the next ones, as many as registers hold.
+  constexpr int32_t kLoaded = kFormat == KvFormat::kBfloat16 ? 1 : 2;
+  LaneKey<kFormat, kBoxes> keys[kLoaded];
+#pragma unroll
+  for (int32_t i = 0; i < kLoaded; ++i) keys[i].Load(place_of(i, slot_of(i)), lane);
+  int32_t slot = slot_of(kLoaded);
   RingPosition<kStages> at;
+#pragma unroll 1
   for (int32_t turn = 0; turn < num_turns; ++turn) {
-    LaneKey<kFloat8> next;
-    next.Load(entry_of(slot), lane);
-    slot = slot_of(turn + 2);
+    LaneKey<kFormat, kBoxes> after;
+    after.Load(place_of(turn + kLoaded, slot), lane);
+    slot = slot_of(turn + kLoaded + 1);
+    prefetch(turn + kPrefetchTurns);
     if (turn % kTurns == 0) WaitFor(&shared.empty[at.stage], at.parity ^ 1);
     const int32_t box_row = turn % kTurns * kKeysAtATime + first_key;
     uint16_t* to = shared.k[at.stage][0] + box_row * kBoxColumns + (lane ^ box_row % 8) * 8;
 #pragma unroll
     for (int32_t box = 0; box < kBoxes; ++box) {
-      *reinterpret_cast<uint4*>(to + box * kBoxElements) = key.Unit(box);
+      *reinterpret_cast<uint4*>(to + box * kBoxElements) = keys[0].Unit(box);
     }
     if (turn % kTurns == kTurns - 1) {
       PublishShared();
       Arrive(&shared.full[at.stage]);
       at.Advance();
     }
-    key = next;
+#pragma unroll
+    for (int32_t i = 0; i < kLoaded - 1; ++i) keys[i] = keys[i + 1];
+    keys[kLoaded - 1] = after;
   }
 }
 
 // The block's query vectors, rounded; both warpgroups that multiply.
-__device__ void LoadQueries(Shared& shared, const SparseDecodeParams& params, int32_t row,
+template <int32_t kBoxes>
+__device__ void LoadQueries(Shared<kBoxes>& shared, const SparseDecodeParams& params, int32_t row,
                             int32_t first_head) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 8;
   const float* q = params.q + row * params.q_row_stride;
@@ -207,8 +183,8 @@ __device__ void LoadQueries(Shared& shared, const SparseDecodeParams& params, in
     const bool exists = head < params.num_heads;
 #pragma unroll
     for (int32_t box = 0; box < kBoxes; ++box) {
-      const float* from = box < kValueBoxes ? q + head * params.q_head_stride + box * kBoxColumns
-                                            : q_rope + head * params.q_rope_head_stride;
+      const float* from = box < kBoxes - 1 ? q + head * params.q_head_stride + box * kBoxColumns
+                                           : q_rope + head * params.q_rope_head_stride;
       const auto* values = reinterpret_cast<const float4*>(from) + 2 * lane;
       const float4 zeros = make_float4(0, 0, 0, 0);
       const float4 a = exists ? values[0] : zeros, b = exists ? values[1] : zeros;
@@ -267,14 +243,15 @@ __device__ uint64_t Further(uint64_t operand, int32_t elements) {
   return operand + static_cast<uint32_t>(elements) * sizeof(uint16_t) / 16;
 }
 
-__device__ void BeginScores(const Shared& shared, int32_t stage, float (&scores)[32]) {
+template <int32_t kBoxes>
+__device__ void BeginScores(const Shared<kBoxes>& shared, int32_t stage, float (&scores)[32]) {
   KeepSums(scores);
   BeginProducts();
   uint64_t q = DescribeRows(shared.q);
   asm volatile("" : "+l"(q));  // or every step of it would occupy registers between calls
   const uint64_t k = DescribeRows(shared.k[stage]);
 #pragma unroll
-  for (int32_t d = 0; d < kRank + kRope; d += kProductDepth) {
+  for (int32_t d = 0; d < kBoxes * kBoxColumns; d += kProductDepth) {
     const int32_t at = d / kBoxColumns * kBoxElements + d % kBoxColumns;
     MultiplyKeys(scores, Further(q, at), Further(k, at), d > 0);
   }
@@ -282,7 +259,8 @@ __device__ void BeginScores(const Shared& shared, int32_t stage, float (&scores)
 }
 
 // Half of the values, four boxes from `first_box` on.
-__device__ void BeginValues(const Shared& shared, int32_t stage, int32_t first_box,
+template <int32_t kBoxes>
+__device__ void BeginValues(const Shared<kBoxes>& shared, int32_t stage, int32_t first_box,
                             uint32_t (&weights)[kSteps16][4], float (&low)[kProductSums],
                             float (&high)[kProductSums]) {
   KeepSums(low);
@@ -312,7 +290,29 @@ __device__ void Shrink(const float (&shrink)[2], float (&low)[kProductSums],
 struct Target {
   float* values;
   int64_t head_stride;
+  const float* sink;  // of these heads; null: none
+  bool rotate_back;
 };
+
+// What a sink with this logit leaves of the values.
+__device__ float SinkFactor(float sink, float lse) { return 1.0f / (1.0f + expf(sink - lse)); }
+
+// The pair i of the last values, rotated back.
+__device__ float2 RotateBack(const RopeTable& rope, int32_t position, int32_t i, float2 pair) {
+  const int64_t at = int64_t{position} * (kRope / 2) + i;
+  const float cos = rope.cos[at], sin = -rope.sin[at];
+  return make_float2(pair.x * cos - pair.y * sin, pair.y * cos + pair.x * sin);
+}
+
+// Whether the row's values are to be rotated back; a position outside the table is noted.
+__device__ bool RotatesBack(const Args& args, int32_t row, bool notes) {
+  const RopeTable& rope = args.params.inverse_rope;
+  if (rope.rope_dim == 0) return false;
+  const int32_t position = args.params.positions[row];
+  if (position < rope.max_positions) return position >= 0;
+  if (notes) NoteFault(args.fault, FaultKind::kPosition, row, position);
+  return false;
+}
 
 __device__ void StoreValues(const Target& target, int32_t num_heads, int32_t first_column,
                             const float (&scale)[2], const float (&low)[kProductSums],
@@ -336,7 +336,8 @@ __device__ void StoreValues(const Target& target, int32_t num_heads, int32_t fir
 }
 
 // The first warpgroup: scores, weights, and the first half of the values.
-__device__ void AttendFirst(Shared& shared, const Args& args, int32_t num_keys,
+template <int32_t kBoxes>
+__device__ void AttendFirst(Shared<kBoxes>& shared, const Args& args, int32_t num_keys,
                             const Target& target, int32_t num_heads, float* lse,
                             int64_t lse_stride) {
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
@@ -404,11 +405,13 @@ __device__ void AttendFirst(Shared& shared, const Args& args, int32_t num_keys,
     float sum = state.sum[i];
     sum += __shfl_xor_sync(kFullWarp, sum, 1);
     sum += __shfl_xor_sync(kFullWarp, sum, 2);
-    scale[i] = 1.0f / sum;
     const int32_t head = 16 * (thread / kWarpSize) + lane / 4 + 8 * i;
-    if (lane % 4 == 0 && lse != nullptr && head < num_heads) {
-      lse[head * lse_stride] = fmaf(state.max[i], args.params.softmax_scale, logf(sum));
+    const float row_lse = fmaf(state.max[i], args.params.softmax_scale, logf(sum));
+    scale[i] = 1.0f / sum;
+    if (target.sink != nullptr && head < num_heads) {
+      scale[i] *= SinkFactor(target.sink[head], row_lse);
     }
+    if (lane % 4 == 0 && lse != nullptr && head < num_heads) lse[head * lse_stride] = row_lse;
   }
   Sync(kWeightsFree);
   shared.shrink[thread] = make_float2(scale[0], scale[1]);
@@ -417,8 +420,9 @@ __device__ void AttendFirst(Shared& shared, const Args& args, int32_t num_keys,
 }
 
 // The second warpgroup: the other half of the values.
-__device__ void AttendSecond(Shared& shared, int32_t num_steps, const Target& target,
-                             int32_t num_heads) {
+template <int32_t kBoxes>
+__device__ void AttendSecond(Shared<kBoxes>& shared, const Args& args, int32_t row,
+                             int32_t num_steps, const Target& target, int32_t num_heads) {
   const int32_t thread = static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads;
   float low[kProductSums] = {}, high[kProductSums] = {};
   uint32_t weights[kSteps16][4];
@@ -446,15 +450,30 @@ __device__ void AttendSecond(Shared& shared, int32_t num_steps, const Target& ta
   }
   Sync(kWeightsReady);
   const float2 two = shared.shrink[thread];
+  if (target.rotate_back) {
+    const RopeTable& rope = args.params.inverse_rope;
+    const int32_t position = args.params.positions[row];
+    // The last 64 columns, of both rows; the scale does not matter to a rotation.
+#pragma unroll
+    for (int32_t j = kProductSums / 8; j < kProductSums / 4; ++j) {
+#pragma unroll
+      for (int32_t i = 0; i < 2; ++i) {
+        const float2 pair = RotateBack(rope, position, 4 * (j - kProductSums / 8) + thread % 4,
+                                       make_float2(high[4 * j + 2 * i], high[4 * j + 2 * i + 1]));
+        high[4 * j + 2 * i] = pair.x;
+        high[4 * j + 2 * i + 1] = pair.y;
+      }
+    }
+  }
   const float scale[2] = {two.x, two.y};
-  StoreValues(target, num_heads, kRank / 2, scale, low, high);
+  StoreValues(target, num_heads, kValueDim / 2, scale, low, high);
 }
 
 // A part without keys: zeros and -inf.
 __device__ void StoreNothing(const Target& target, int32_t num_heads, float* lse,
                              int64_t lse_stride) {
-  for (int32_t i = threadIdx.x; i < num_heads * kRank; i += kThreads) {
-    target.values[i / kRank * target.head_stride + i % kRank] = 0;
+  for (int32_t i = threadIdx.x; i < num_heads * kValueDim; i += kThreads) {
+    target.values[i / kValueDim * target.head_stride + i % kValueDim] = 0;
   }
   for (int32_t head = threadIdx.x; lse != nullptr && head < num_heads; head += kThreads) {
     lse[head * lse_stride] = -INFINITY;
@@ -462,12 +481,12 @@ __device__ void StoreNothing(const Target& target, int32_t num_heads, float* lse
 }
 
 // Grid: tiles of heads, parts of a row, rows.
-template <bool kFloat8>
+template <KvFormat kFormat, int32_t kBoxes>
 __global__ void __launch_bounds__(kThreads, 1)
     SparseLatentKernel(const __grid_constant__ Args args) {
   const auto address = reinterpret_cast<uintptr_t>(DynamicShared());
-  auto& shared =
-      *reinterpret_cast<Shared*>((address + kBoxAlignment - 1) / kBoxAlignment * kBoxAlignment);
+  auto& shared = *reinterpret_cast<Shared<kBoxes>*>((address + kBoxAlignment - 1) / kBoxAlignment *
+                                                    kBoxAlignment);
   if (threadIdx.x == 0) {
     for (int32_t s = 0; s < kStages; ++s) {
       InitBarrier(&shared.full[s], kWarpgroupThreads);
@@ -484,12 +503,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int32_t row = static_cast<int32_t>(blockIdx.z);
   const Part part = PartOf(args, row, static_cast<int32_t>(blockIdx.y), num_parts);
   Target target{args.values + row * args.row_stride + first_head * args.head_stride,
-                args.head_stride};
+                args.head_stride, params.sink == nullptr ? nullptr : params.sink + first_head,
+                num_parts == 1 && RotatesBack(args, row, threadIdx.x == 0)};
   float* lse = params.lse == nullptr ? nullptr : params.lse + first_head * params.lse_stride + row;
   int64_t lse_stride = params.lse_stride;
   if (num_parts > 1) {
     const int64_t vector = (int64_t{row} * num_parts + blockIdx.y) * params.num_heads + first_head;
-    target = {args.parts.values + vector * kRank, kRank};
+    target = {args.parts.values + vector * kValueDim, kValueDim, nullptr, false};
     lse = args.parts.lse + vector;
     lse_stride = 1;
   }
@@ -499,13 +519,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   if (threadIdx.x >= 2 * kWarpgroupThreads) {
     GiveRegisters<104>();
-    GatherKeys<kFloat8>(shared, args, row, part);
+    GatherKeys<kFormat>(shared, args, row, part);
     return;
   }
   if (threadIdx.x >= kWarpgroupThreads) {
     TakeRegisters<176>();
     LoadQueries(shared, params, row, first_head);
-    AttendSecond(shared, part.num_steps(), target, num_heads);
+    AttendSecond(shared, args, row, part.num_steps(), target, num_heads);
   } else {
     TakeRegisters<224>();
     LoadQueries(shared, params, row, first_head);
@@ -513,7 +533,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-constexpr int32_t kCombineThreads = kRank / 4;
+constexpr int32_t kCombineThreads = kValueDim / 4;
 
 // Grid: heads, rows.
 __global__ void __launch_bounds__(kCombineThreads)
@@ -525,7 +545,7 @@ __global__ void __launch_bounds__(kCombineThreads)
   const int64_t first = int64_t{row} * num_parts * params.num_heads + head;
   const float* lses = args.parts.lse + first;
   const auto* values =
-      reinterpret_cast<const float4*>(args.parts.values + first * kRank) + threadIdx.x;
+      reinterpret_cast<const float4*>(args.parts.values + first * kValueDim) + threadIdx.x;
   float max = -INFINITY;
   for (int32_t i = 0; i < num_parts; ++i) max = fmaxf(max, lses[i * params.num_heads]);
   float sum = 0;
@@ -541,8 +561,19 @@ __global__ void __launch_bounds__(kCombineThreads)
     out.z = fmaf(weight, value.z, out.z);
     out.w = fmaf(weight, value.w, out.w);
   }
-  const float scale = sum == 0 ? 0.0f : 1.0f / sum;
-  auto* to = args.values + row * args.row_stride + head * args.head_stride + 4 * threadIdx.x;
+  float scale = sum == 0 ? 0.0f : 1.0f / sum;
+  if (params.sink != nullptr && sum > 0) scale *= SinkFactor(params.sink[head], max + logf(sum));
+  const int32_t column = 4 * static_cast<int32_t>(threadIdx.x);
+  if (RotatesBack(args, row, head == 0 && threadIdx.x == 0) && column >= kValueDim - kRope) {
+    const int32_t pair = (column - (kValueDim - kRope)) / 2;
+    const int32_t position = params.positions[row];
+    const float2 first_pair =
+        RotateBack(params.inverse_rope, position, pair, make_float2(out.x, out.y));
+    const float2 second_pair =
+        RotateBack(params.inverse_rope, position, pair + 1, make_float2(out.z, out.w));
+    out = make_float4(first_pair.x, first_pair.y, second_pair.x, second_pair.y);
+  }
+  auto* to = args.values + row * args.row_stride + head * args.head_stride + column;
   *reinterpret_cast<float4*>(to) =
       make_float4(out.x * scale, out.y * scale, out.z * scale, out.w * scale);
   if (threadIdx.x == 0 && params.lse != nullptr) {
@@ -550,34 +581,58 @@ __global__ void __launch_bounds__(kCombineThreads)
   }
 }
 
-template <bool kFloat8>
+template <KvFormat kFormat, int32_t kBoxes>
 absl::Status RunParts(const Launcher& launcher, const Args& args, int32_t num_parts) {
   const dim3 grid(static_cast<uint32_t>(CeilDiv(args.params.num_heads, kHeads)),
                   static_cast<uint32_t>(num_parts), static_cast<uint32_t>(args.params.num_rows));
-  return Launch(launcher, "sparse_decode", SparseLatentKernel<kFloat8>,
+  return Launch(launcher, "sparse_decode", SparseLatentKernel<kFormat, kBoxes>,
                 {.grid = grid,
                  .threads = kThreads,
-                 .shared_bytes = sizeof(Shared) + kBoxAlignment,
+                 .shared_bytes = sizeof(Shared<kBoxes>) + kBoxAlignment,
                  .early = true},
                 args);
 }
 
-}  // namespace
+absl::Status RunFormat(const Launcher& launcher, const Args& args, int32_t num_parts) {
+  const KvFormat format = args.params.sources[0].pages.format;
+  if (format == KvFormat::kFp8Latent) {
+    return RunParts<KvFormat::kFp8Latent, kLatentBoxes>(launcher, args, num_parts);
+  }
+  if (format == KvFormat::kFp8SharedKv) {
+    return RunParts<KvFormat::kFp8SharedKv, kSharedKvBoxes>(launcher, args, num_parts);
+  }
+  return args.params.dim == kValueDim
+             ? RunParts<KvFormat::kBfloat16, kLatentBoxes>(launcher, args, num_parts)
+             : RunParts<KvFormat::kBfloat16, kSharedKvBoxes>(launcher, args, num_parts);
+}
 
-int32_t MaxSparseParts(int32_t max_rows) { return std::max(max_rows, kSms); }
+// Whether this source's entries can be read 16 bytes at a time; `format` is the first one's.
+bool CanGather(const SparseSource& source, KvFormat format) {
+  const KvPages& pages = source.pages;
+  return source.indices == nullptr ||
+         (pages.format == format && pages.block_stride % 16 == 0 &&
+          reinterpret_cast<uintptr_t>(pages.base) % 16 == 0 &&
+          (format == KvFormat::kFp8SharedKv || pages.entry_bytes % 16 == 0));
+}
+
+}  // namespace
 
 bool CanRunSparseLatent(const SparseDecodeParams& params) {
   const auto aligned = [](const float* pointer, int64_t row_stride, int64_t head_stride) {
     return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && row_stride % 4 == 0 &&
            head_stride % 4 == 0;
   };
-  const KvPages& pages = params.sources[0].pages;
-  const bool float8 = pages.format == KvFormat::kFp8Latent;
-  return params.dim == kRank && params.rope_dim == kRope && params.value_dim == kRank &&
-         params.sources[0].indices != nullptr && params.sources[1].indices == nullptr &&
-         params.sink == nullptr && params.inverse_rope.rope_dim == 0 && params.softmax_scale > 0 &&
-         (float8 || pages.format == KvFormat::kBfloat16) && pages.entry_bytes % 16 == 0 &&
-         pages.block_stride % 16 == 0 && reinterpret_cast<uintptr_t>(pages.base) % 16 == 0 &&
+  const KvFormat format = params.sources[0].pages.format;
+  const bool is_latent =
+      params.dim == kValueDim && (format == KvFormat::kFp8Latent || format == KvFormat::kBfloat16);
+  const bool is_shared_kv = params.dim == kValueDim - kRope &&
+                            (format == KvFormat::kFp8SharedKv || format == KvFormat::kBfloat16);
+  const RopeTable& rope = params.inverse_rope;
+  return (is_latent || is_shared_kv) && params.rope_dim == kRope && params.value_dim == kValueDim &&
+         params.softmax_scale > 0 && params.sources[0].indices != nullptr &&
+         CanGather(params.sources[0], format) && CanGather(params.sources[1], format) &&
+         (rope.rope_dim == 0 ||
+          (rope.rope_dim == kRope && rope.layout == RopeLayout::kInterleaved)) &&
          aligned(params.q, params.q_row_stride, params.q_head_stride) &&
          aligned(params.q_rope, params.q_rope_row_stride, params.q_rope_head_stride) &&
          aligned(params.out, params.out_row_stride, params.out_head_stride);
@@ -586,13 +641,11 @@ bool CanRunSparseLatent(const SparseDecodeParams& params) {
 absl::Status SparseLatent(const Launcher& launcher, const SparseDecodeParams& params,
                           const SparseList& list, const SparseParts& parts, float* values,
                           int64_t row_stride, int64_t head_stride) {
-  const Args args{params, list, parts, values, row_stride, head_stride};
+  const Args args{params, list, parts, values, row_stride, head_stride, launcher.device.fault};
   const int32_t tiles = CeilDiv(params.num_heads, kHeads) * params.num_rows;
-  const int32_t num_parts =
-      std::max(1, std::min(kSms / tiles, params.sources[0].width / kMinKeysPerPart));
-  RETURN_IF_ERROR(params.sources[0].pages.format == KvFormat::kFp8Latent
-                      ? RunParts<true>(launcher, args, num_parts)
-                      : RunParts<false>(launcher, args, num_parts));
+  const int32_t num_parts = std::max(
+      1, std::min(kMaxSparseParts / tiles, static_cast<int32_t>(list.stride) / kMinKeysPerPart));
+  RETURN_IF_ERROR(RunFormat(launcher, args, num_parts));
   if (num_parts == 1) return absl::OkStatus();
   return Launch(launcher, "sparse_decode combine", CombineKernel,
                 {.grid = dim3(static_cast<uint32_t>(params.num_heads),

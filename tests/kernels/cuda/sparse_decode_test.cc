@@ -222,7 +222,16 @@ class CudaSparseLatentTest : public CudaSparseDecodeTest,
  protected:
   CudaSparseLatentTest() : CudaSparseDecodeTest(/*bfloat16=*/true) {}
 
-  // Lists of these lengths over one sequence's entries; queries that bf16 holds.
+  // Queries become numbers that bf16 holds.
+  static void Round(Case& c) {
+    for (float& value : c.q) {
+      uint32_t bits;
+      std::memcpy(&bits, &value, sizeof(bits));
+      bits &= 0xffff0000;
+      std::memcpy(&value, &bits, sizeof(bits));
+    }
+  }
+  // Lists of these lengths over one sequence's entries.
   static Case Make(int32_t heads, const std::vector<int32_t>& counts) {
     const int32_t num_rows = static_cast<int32_t>(counts.size());
     Case c({heads, 512, 64, 512}, num_rows, /*gap=*/4);
@@ -232,12 +241,23 @@ class CudaSparseLatentTest : public CudaSparseDecodeTest,
     }
     c.sources.emplace_back(c.dims, GetParam(), /*block_size=*/64, /*num_blocks=*/36, lists, 9);
     c.sources[0].Lay(2304, {-1, c.sources[0].num_slots});
-    for (float& value : c.q) {
-      uint32_t bits;
-      std::memcpy(&bits, &value, sizeof(bits));
-      bits &= 0xffff0000;
-      std::memcpy(&value, &bits, sizeof(bits));
-    }
+    Round(c);
+    return c;
+  }
+  // A window and compressed entries, sinks and the way back of the rotation.
+  static Case MakeV4(KvFormat format, int32_t heads) {
+    Case c({heads, 448, 64, 512}, 5, /*gap=*/4);
+    const std::vector<std::vector<int32_t>> windows = {
+        SomeSlots(128, 256, 1), SomeSlots(1, 256, 2), {}, {}, SomeSlots(100, 256, 3)};
+    const std::vector<std::vector<int32_t>> entries = {
+        SomeSlots(512, 1024, 4), {}, SomeSlots(70, 1024, 5), {}, SomeSlots(1000, 1024, 6)};
+    c.sources.emplace_back(c.dims, format, /*block_size=*/128, /*num_blocks=*/2, windows, 10);
+    c.sources.emplace_back(c.dims, format, /*block_size=*/2, /*num_blocks=*/512, entries, 11);
+    c.sources[0].Lay(256, {-1, kMin});
+    c.sources[1].Lay(1024, {kMax});
+    c.sink = RandomTensor(heads, 12, 2);
+    c.inverse_rope = true;
+    Round(c);
     return c;
   }
   // The weights' rounding, half a bf16 step each, in sums of products with values up to 4.
@@ -266,6 +286,41 @@ TEST_P(CudaSparseLatentTest, LargeQueriesStayFinite) {
   for (const float value : Run(c)) ASSERT_TRUE(std::isfinite(value));
 }
 
+class CudaSparseSharedKvTest : public CudaSparseLatentTest {};
+
+TEST_P(CudaSparseSharedKvTest, MatchesTheReference) {
+  for (const int32_t heads : {64, 70}) {
+    Case c = MakeV4(GetParam(), heads);
+    EXPECT_TRUE(AllClose(Run(c), c.Reference(), kRounded));
+    c.sink.clear();
+    c.inverse_rope = false;
+    EXPECT_TRUE(AllClose(Run(c), c.Reference(), kRounded));
+  }
+}
+
+TEST_P(CudaSparseSharedKvTest, InfiniteSinks) {
+  Case c = MakeV4(GetParam(), 64);
+  c.sink.assign(c.dims.heads, -kInfinity);
+  const std::vector<float> none = Run(c);
+  c.sink.clear();
+  EXPECT_TRUE(BitEqual(none, Run(c)));
+  c.sink.assign(c.dims.heads, kInfinity);
+  Run(c);
+  for (int32_t h = 0; h < c.dims.heads; ++h) {
+    const float* out = c.out.data() + h * c.out_head_stride;
+    ASSERT_THAT(std::vector<float>(out, out + c.dims.value), Each(0.0f));
+  }
+}
+
+TEST_P(CudaSparseSharedKvTest, APositionOutsideTheTableIsReported) {
+  Case c = MakeV4(GetParam(), 64);
+  c.positions[2] = Case::kPositions;
+  ASSERT_TRUE(device_->attention().SparseDecode({}, OnDevice(c)).ok());
+  EXPECT_THAT(TakeFault(), HasSubstr("row 2: position 40 is outside the rope table"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, CudaSparseSharedKvTest,
+                         ::testing::Values(KvFormat::kBfloat16, KvFormat::kFp8SharedKv));
 INSTANTIATE_TEST_SUITE_P(Formats, CudaSparseLatentTest,
                          ::testing::Values(KvFormat::kBfloat16, KvFormat::kFp8Latent));
 
