@@ -8,7 +8,7 @@
 //   expert(a) = W_down( silu(min(W_gate' a, c)) * clamp(W_up a, -c, c) ), c = swiglu_limit
 //
 // A row's result does not depend, bit for bit, on the other rows: contributions are added in ascending
-// expert id, the shared expert last.
+// expert id, the shared expert last.  CUDA has one form for up to 8 rows and one for more, whose bits differ.
 // Source: DeepSeek-V2 paper 2.2, DeepSeek-V3 paper 2.1.2; models.md 5.
 
 #ifndef KERNELS_MOE_H_

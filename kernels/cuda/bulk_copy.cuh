@@ -56,6 +56,21 @@ __device__ inline void WaitFor(Barrier* barrier, uint32_t parity) {
   }
 }
 
+// Whether the phase of that parity has ended.
+__device__ inline bool IsDone(Barrier* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(SharedAddress(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // The box at (matrix, row, column) of a map (tensor_map.h) to shared memory; its bytes count
 // towards the barrier.  One thread's work.
 __device__ inline void CopyBox(void* shared, const CUtensorMap* map, Barrier* barrier,

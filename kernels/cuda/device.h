@@ -23,6 +23,7 @@ struct Device {
   bool bfloat16 = false;        // see CudaOptions
   Fault* fault = nullptr;       // readable here and on the device
   uint32_t* tickets = nullptr;  // [kMaxTickets] zero between launches: counters of finished blocks
+  uint32_t* barrier = nullptr;  // of a grid (grid_barrier.cuh)
 };
 
 // Where an operation runs.

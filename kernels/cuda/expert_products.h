@@ -12,13 +12,15 @@
 
 namespace kernels::cuda {
 
+inline constexpr int32_t kTokenStep = 16;
+
 // One product of all experts: the shared one's rows, and the slots of the routed ones, sorted by
 // expert.
 struct ExpertProduct {
-  CUtensorMap a = {};       // [slots, depth]
+  CUtensorMap tokens = {};  // [slots, depth], in boxes of kTokenStep rows
   CUtensorMap first = {};   // gate, or down; of all routed experts
   CUtensorMap second = {};  // up, or down
-  CUtensorMap shared_a = {};
+  CUtensorMap shared_tokens = {};
   CUtensorMap shared_first = {};
   CUtensorMap shared_second = {};
   const int32_t* count = nullptr;  // [num_experts] slots
@@ -29,6 +31,7 @@ struct ExpertProduct {
   int64_t columns = 0;
   int64_t shared_columns = 0;
   float swiglu_limit = 0;
+  bool rows_stay = false;          // in the second-level cache: weights there give way to them
   uint16_t* out = nullptr;         // [slots, columns]
   uint16_t* shared_out = nullptr;  // [rows, shared_columns]
 };

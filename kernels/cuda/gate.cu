@@ -2,7 +2,6 @@
 
 #include "kernels/cuda/gate.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "status/status_macros.h"
 
 namespace kernels::cuda {
 namespace {
@@ -16,11 +15,10 @@ __global__ void __launch_bounds__(kThreads)
     SelectKernel(MoeParams params, const float* logits, ExpertChoice choice) {
   const GateConfig& gate = params.gate;
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
-  RowShared& shared = reinterpret_cast<RowShared*>(DynamicShared())[warp];
+  const RowShared shared(DynamicShared(), warp, gate.num_experts);
   const int64_t row = int64_t{blockIdx.x} * kRowsPerBlock + warp;
   if (row >= choice.num_rows) return;
-  SelectRow(params, row, logits + row * gate.num_experts, shared, choice.ids + row * gate.top_k,
-            choice.weights + row * gate.top_k);
+  ChooseExperts(params, row, logits + row * gate.num_experts, shared, choice.ids, choice.weights);
 }
 
 // A block an expert: its pairs get slots in the order of their rows, after those of lower experts.
@@ -28,6 +26,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kSortThreads) SortKernel(ExpertChoice choice) {
   __shared__ int32_t scratch[33];
   __shared__ int32_t warp_ours[kSortThreads / kWarpSize];
+  WaitForPrevious();
   const int32_t expert = static_cast<int32_t>(blockIdx.x);
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
   const int32_t warp = thread / kWarpSize, lane = thread % kWarpSize;
@@ -68,24 +67,15 @@ absl::Status SelectExperts(const Launcher& launcher, const MoeParams& params, co
   return Launch(launcher, "moe gate", SelectKernel,
                 {.grid = dim3(static_cast<uint32_t>(CeilDiv(choice.num_rows, kRowsPerBlock))),
                  .threads = kThreads,
-                 .shared_bytes = sizeof(RowShared) * kRowsPerBlock},
+                 .shared_bytes = RowShared::Bytes(params.gate.num_experts) * kRowsPerBlock},
                 params, logits, choice);
-}
-
-absl::Status CopyChoice(const Launcher& launcher, const MoeParams& params,
-                        const ExpertChoice& choice) {
-  const auto copy = [&](auto* to, const auto* from) {
-    if (to == nullptr) return cudaSuccess;
-    return cudaMemcpyAsync(to, from, sizeof(*to) * static_cast<size_t>(choice.num_slots()),
-                           cudaMemcpyDeviceToDevice, launcher.stream);
-  };
-  RETURN_IF_ERROR(ToStatus(copy(params.topk_ids, choice.ids), "moe: copying topk_ids"));
-  return ToStatus(copy(params.topk_weights, choice.weights), "moe: copying topk_weights");
 }
 
 absl::Status SortByExpert(const Launcher& launcher, const ExpertChoice& choice) {
   return Launch(launcher, "moe sort", SortKernel,
-                {.grid = dim3(static_cast<uint32_t>(choice.num_experts)), .threads = kSortThreads},
+                {.grid = dim3(static_cast<uint32_t>(choice.num_experts)),
+                 .threads = kSortThreads,
+                 .early = true},
                 choice);
 }
 

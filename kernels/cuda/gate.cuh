@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/launch.cuh"
@@ -42,12 +43,22 @@ __device__ inline void MarkLargest(const float* values, int32_t n, int32_t count
   }
 }
 
-// One warp's shared memory.
+// One warp's shared memory, for n experts.
 struct RowShared {
-  float scores[kMaxExperts];  // what becomes the weight
-  float choice[kMaxExperts];  // what is compared
-  float group_scores[kMaxExperts];
-  uint8_t marked[kMaxExperts];
+  __host__ __device__ static constexpr size_t Bytes(int32_t n) {
+    return CeilDiv(static_cast<size_t>(n) * (3 * sizeof(float) + 1), size_t{16}) * 16;
+  }
+  // Of number `row` of those at `base`.
+  __device__ RowShared(std::byte* base, int32_t row, int32_t n)
+      : scores(reinterpret_cast<float*>(base + row * Bytes(n))),
+        choice(scores + n),
+        group_scores(choice + n),
+        marked(reinterpret_cast<uint8_t*>(group_scores + n)) {}
+
+  float* scores;  // what becomes the weight
+  float* choice;  // what is compared
+  float* group_scores;
+  uint8_t* marked;
 };
 
 __device__ inline float ScoreAlone(GateMethod method, float logit) {
@@ -57,7 +68,7 @@ __device__ inline float ScoreAlone(GateMethod method, float logit) {
 }
 
 __device__ inline void ScoreExperts(const GateConfig& gate, const float* logits, const float* bias,
-                                    RowShared& row) {
+                                    const RowShared& row) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   const int32_t n = gate.num_experts;
   if (gate.method == GateMethod::kNoAuxTc || gate.method == GateMethod::kSqrtSoftplus) {
@@ -87,7 +98,7 @@ __device__ inline void ScoreExperts(const GateConfig& gate, const float* logits,
 }
 
 // Leaves candidates outside the best groups with -inf.
-__device__ inline void LimitToGroups(const GateConfig& gate, RowShared& row) {
+__device__ inline void LimitToGroups(const GateConfig& gate, const RowShared& row) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   const int32_t group_size = gate.num_experts / gate.num_groups;
   for (int32_t g = lane; g < gate.num_groups; g += kWarpSize) {
@@ -130,7 +141,7 @@ __device__ inline void MarkChosen(const MoeParams& params, int64_t row, uint8_t*
 // Chooses the experts of `row` from its logits; a warp's work.  ids (ascending) and weights
 // [top_k].
 __device__ inline void SelectRow(const MoeParams& params, int64_t row, const float* logits,
-                                 RowShared& shared, int32_t* ids, float* weights) {
+                                 const RowShared& shared, int32_t* ids, float* weights) {
   const GateConfig& gate = params.gate;
   ScoreExperts(gate, logits, params.gate_bias, shared);
   if (params.expert_table != nullptr) {
@@ -164,6 +175,20 @@ __device__ inline void SelectRow(const MoeParams& params, int64_t row, const flo
     float weight = chosen[i];
     if (gate.norm_topk_prob) weight /= sum + 1e-20f;
     weights[i] = weight * gate.routed_scaling_factor;
+  }
+}
+
+// The same into rows `row` of ids and weights, and of the gate's optional outputs.
+__device__ inline void ChooseExperts(const MoeParams& params, int64_t row, const float* logits,
+                                     const RowShared& shared, int32_t* ids, float* weights) {
+  const int32_t top_k = params.gate.top_k;
+  ids += row * top_k;
+  weights += row * top_k;
+  SelectRow(params, row, logits, shared, ids, weights);
+  __syncwarp();
+  for (int32_t i = static_cast<int32_t>(threadIdx.x) % kWarpSize; i < top_k; i += kWarpSize) {
+    if (params.topk_ids != nullptr) params.topk_ids[row * top_k + i] = ids[i];
+    if (params.topk_weights != nullptr) params.topk_weights[row * top_k + i] = weights[i];
   }
 }
 

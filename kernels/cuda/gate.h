@@ -27,13 +27,9 @@ struct ExpertChoice {
 };
 
 // logits [num_rows, num_experts] -> choice.ids and choice.weights, as params' gate, bias and expert
-// table say.  REQUIRES: CheckMoe is OK.
+// table say, and params' topk_ids and topk_weights if it asks for them.  REQUIRES: CheckMoe is OK.
 absl::Status SelectExperts(const Launcher& launcher, const MoeParams& params, const float* logits,
                            const ExpertChoice& choice);
-
-// The optional outputs of the gate: params.topk_ids and topk_weights.
-absl::Status CopyChoice(const Launcher& launcher, const MoeParams& params,
-                        const ExpertChoice& choice);
 
 // choice.ids -> count, slot_row and slot_of_pair.
 absl::Status SortByExpert(const Launcher& launcher, const ExpertChoice& choice);

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/expert_products.h"
 #include "kernels/cuda/gate.h"
+#include "kernels/cuda/grouped_route.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tensor_core.cuh"
 #include "kernels/cuda/tensor_map.h"
@@ -14,12 +15,9 @@ namespace kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = 256;
-constexpr int32_t kValues = 8;        // bf16 values that a thread takes at a time
-constexpr int32_t kRouteExperts = 8;  // that a warp takes at a time
-constexpr int32_t kRouteRows = 4;     // that a block takes
+constexpr int32_t kValues = 8;  // bf16 values that a thread takes at a time
 
 struct Workspace {
-  float* logits;  // [rows, experts]
   ExpertChoice choice;
   uint16_t* normed;            // [rows, hidden]
   uint16_t* sorted;            // [slots, hidden]
@@ -34,7 +32,6 @@ int64_t LayOut(std::byte* base, int64_t rows, const GateConfig& gate, int64_t hi
                int64_t intermediate, int64_t shared_intermediate, Workspace& work) {
   ScratchCarver carver(base);
   const int64_t slots = rows * gate.top_k;
-  carver.Take(work.logits, rows * gate.num_experts);
   carver.Take(work.choice.ids, slots);
   carver.Take(work.choice.weights, slots);
   carver.Take(work.choice.count, gate.num_experts);
@@ -49,128 +46,10 @@ int64_t LayOut(std::byte* base, int64_t rows, const GateConfig& gate, int64_t hi
   return carver.size();
 }
 
-struct RouteArgs {
-  const float* input = nullptr;
-  int64_t row_stride = 0;
-  const float* norm_weight = nullptr;
-  float norm_eps = 0;
-  const uint16_t* gate = nullptr;  // [experts, hidden]
-  int32_t num_rows = 0;
-  int32_t num_experts = 0;
-  int64_t hidden = 0;          // a multiple of 8
-  uint16_t* normed = nullptr;  // [rows, hidden]
-  float* logits = nullptr;     // [rows, experts]
-};
-
-__device__ float4 Widen(uint2 words) {
-  return make_float4(__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xffff0000),
-                     __uint_as_float(words.y << 16), __uint_as_float(words.y & 0xffff0000));
-}
-
-// Norm of row `row` to shared memory and, rounded, to `normed`; a warp's work.
-__device__ void NormRow(const RouteArgs& args, int64_t row, float* to) {
-  constexpr int32_t kInFlight = 8;
-  constexpr int64_t kStep = 4 * kWarpSize;
-  const int64_t lane = threadIdx.x % kWarpSize;
-  const float* x = args.input + row * args.row_stride;
-  double sum = 0;
-  for (int64_t begin = 4 * lane; begin < args.hidden; begin += kInFlight * kStep) {
-    float4 v[kInFlight];
-#pragma unroll
-    for (int32_t i = 0; i < kInFlight; ++i) {
-      v[i] = make_float4(0, 0, 0, 0);
-      const int64_t at = begin + i * kStep;
-      if (at < args.hidden) v[i] = *reinterpret_cast<const float4*>(x + at);
-    }
-#pragma unroll
-    for (int32_t i = 0; i < kInFlight; ++i) {
-      const int64_t at = begin + i * kStep;
-      if (at < args.hidden) *reinterpret_cast<float4*>(to + at) = v[i];
-      sum += static_cast<double>(v[i].x) * v[i].x + static_cast<double>(v[i].y) * v[i].y +
-             static_cast<double>(v[i].z) * v[i].z + static_cast<double>(v[i].w) * v[i].w;
-    }
-  }
-  sum = WarpSum(sum);
-  const float inverse = static_cast<float>(
-      1.0 / sqrt(sum / static_cast<double>(args.hidden) + static_cast<double>(args.norm_eps)));
-  for (int64_t begin = 4 * lane; begin < args.hidden; begin += kInFlight * kStep) {
-    float4 n[kInFlight];
-#pragma unroll
-    for (int32_t i = 0; i < kInFlight; ++i) {
-      const int64_t at = begin + i * kStep;
-      if (at < args.hidden) n[i] = *reinterpret_cast<const float4*>(args.norm_weight + at);
-    }
-#pragma unroll
-    for (int32_t i = 0; i < kInFlight; ++i) {
-      const int64_t at = begin + i * kStep;
-      if (at >= args.hidden) continue;
-      float4 v = *reinterpret_cast<const float4*>(to + at);
-      v = make_float4(v.x * inverse * n[i].x, v.y * inverse * n[i].y, v.z * inverse * n[i].z,
-                      v.w * inverse * n[i].w);
-      *reinterpret_cast<float4*>(to + at) = v;
-      *reinterpret_cast<uint2*>(args.normed + row * args.hidden + at) =
-          make_uint2(PackBfloat16(v.x, v.y), PackBfloat16(v.z, v.w));
-    }
-  }
-}
-
-// A block takes kRouteRows rows, its warps the experts in turns.  Shared: the normed rows in
-// float32.
-__global__ void __launch_bounds__(kThreads, 2) RouteKernel(RouteArgs args) {
-  auto* rows = reinterpret_cast<float*>(DynamicShared());  // [kRouteRows, hidden]
-  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
-  const int64_t lane = threadIdx.x % kWarpSize;
-  const int64_t row_begin = int64_t{blockIdx.x} * kRouteRows;
-  for (int32_t r = warp; r < kRouteRows; r += kThreads / kWarpSize) {
-    // Rows past the end are the last one again.
-    const int64_t row = row_begin + r < args.num_rows ? row_begin + r : args.num_rows - 1;
-    NormRow(args, row, rows + r * args.hidden);
-  }
-  __syncthreads();
-  for (int32_t first = warp * kRouteExperts; first < args.num_experts;
-       first += kThreads / kWarpSize * kRouteExperts) {
-    // The next weights are under way while these are used.
-    uint2 next[kRouteExperts];
-    const auto load = [&](int64_t k) {
-#pragma unroll
-      for (int32_t e = 0; e < kRouteExperts; ++e) {
-        const int64_t expert = min(first + e, args.num_experts - 1);
-        next[e] = *reinterpret_cast<const uint2*>(args.gate + expert * args.hidden + k);
-      }
-    };
-    float sums[kRouteExperts][kRouteRows] = {};
-    if (4 * lane < args.hidden) load(4 * lane);
-    for (int64_t k = 4 * lane; k < args.hidden; k += 4 * kWarpSize) {
-      float4 w[kRouteExperts];
-#pragma unroll
-      for (int32_t e = 0; e < kRouteExperts; ++e) w[e] = Widen(next[e]);
-      if (k + 4 * kWarpSize < args.hidden) load(k + 4 * kWarpSize);
-#pragma unroll
-      for (int32_t r = 0; r < kRouteRows; ++r) {
-        const float4 x = *reinterpret_cast<const float4*>(rows + r * args.hidden + k);
-#pragma unroll
-        for (int32_t e = 0; e < kRouteExperts; ++e) {
-          float& sum = sums[e][r];
-          sum = fmaf(x.w, w[e].w, fmaf(x.z, w[e].z, fmaf(x.y, w[e].y, fmaf(x.x, w[e].x, sum))));
-        }
-      }
-    }
-#pragma unroll
-    for (int32_t e = 0; e < kRouteExperts; ++e) {
-#pragma unroll
-      for (int32_t r = 0; r < kRouteRows; ++r) {
-        const float sum = WarpSum(sums[e][r]);
-        if (lane == 0 && first + e < args.num_experts && row_begin + r < args.num_rows) {
-          args.logits[(row_begin + r) * args.num_experts + first + e] = sum;
-        }
-      }
-    }
-  }
-}
-
 // sorted[slot] <- normed[row of slot].  One block a row.
 __global__ void __launch_bounds__(kThreads)
     SortRowsKernel(ExpertChoice choice, const uint16_t* normed, uint16_t* sorted, int64_t hidden) {
+  WaitForPrevious();
   const int64_t row = blockIdx.x;
   const int32_t* slots = choice.slot_of_pair + row * choice.top_k;
   for (int64_t i = kValues * int64_t{threadIdx.x}; i < hidden; i += kValues * kThreads) {
@@ -189,6 +68,7 @@ struct CombineArgs {
   const uint16_t* shared_out = nullptr;  // [rows, hidden]; null: no shared expert
   float* output = nullptr;
   int64_t output_row_stride = 0;
+  bool aligned = false;  // the output's rows to 16 bytes
   int64_t hidden = 0;
 };
 
@@ -205,18 +85,21 @@ __device__ void AddValues(float (&sums)[kValues], float weight, uint4 words) {
 // One block a row.
 __global__ void __launch_bounds__(kThreads) CombineKernel(CombineArgs args) {
   constexpr int32_t kInFlight = 8;
+  WaitForPrevious();
   const int64_t row = blockIdx.x;
   const int32_t top_k = args.choice.top_k;
   const int32_t* slots = args.choice.slot_of_pair + row * top_k;
   const float* weights = args.choice.weights + row * top_k;
   for (int64_t column = kValues * int64_t{threadIdx.x}; column < args.hidden;
        column += kValues * kThreads) {
-    float sums[kValues] = {}, before[kValues] = {};
+    float sums[kValues] = {};
+    float4 before[2] = {};
     uint4 shared_values = {};
     if (args.input != nullptr) {
-      const float* from = args.input + row * args.input_row_stride + column;
-#pragma unroll
-      for (int32_t i = 0; i < kValues; ++i) before[i] = from[i];
+      const auto* from =
+          reinterpret_cast<const float4*>(args.input + row * args.input_row_stride + column);
+      before[0] = from[0];
+      before[1] = from[1];
     }
     if (args.shared_out != nullptr) {
       shared_values = *reinterpret_cast<const uint4*>(args.shared_out + row * args.hidden + column);
@@ -236,12 +119,19 @@ __global__ void __launch_bounds__(kThreads) CombineKernel(CombineArgs args) {
     }
     if (args.shared_out != nullptr) AddValues(sums, 1, shared_values);
     float* output = args.output + row * args.output_row_stride + column;
+    const float out[kValues] = {before[0].x + sums[0], before[0].y + sums[1], before[0].z + sums[2],
+                                before[0].w + sums[3], before[1].x + sums[4], before[1].y + sums[5],
+                                before[1].z + sums[6], before[1].w + sums[7]};
+    if (args.aligned) {
+      auto* to = reinterpret_cast<float4*>(output);
+      to[0] = make_float4(out[0], out[1], out[2], out[3]);
+      to[1] = make_float4(out[4], out[5], out[6], out[7]);
+    } else {
 #pragma unroll
-    for (int32_t i = 0; i < kValues; ++i) output[i] = before[i] + sums[i];
+      for (int32_t i = 0; i < kValues; ++i) output[i] = out[i];
+    }
   }
 }
-
-bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 }  // namespace
 
@@ -289,12 +179,7 @@ absl::StatusOr<GroupedExperts> MapExperts(absl::Span<const StoredMatrix> matrice
 
 bool CanGroupMoe(const MoeParams& params, const GroupedExperts& experts,
                  const MatrixStack& gate_weight) {
-  return experts.mapped && gate_weight.num_parts == 1 &&
-         gate_weight.parts[0].dtype == DType::kBfloat16 && gate_weight.parts[0].scales == nullptr &&
-         params.input_row_stride % 4 == 0 && IsAligned(params.input) &&
-         IsAligned(params.norm_weight) &&
-         kRouteRows * experts.hidden_size * static_cast<int64_t>(sizeof(float)) <=
-             static_cast<int64_t>(kMaxSharedBytes);
+  return experts.mapped && CanRouteGroups(params, experts.hidden_size, gate_weight);
 }
 
 int64_t GroupedMoeWorkspaceBytes(int32_t max_rows, const GateConfig& gate, int64_t hidden_size,
@@ -316,43 +201,31 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
   work.choice.top_k = params.gate.top_k;
   const int64_t slots = work.choice.num_slots();
 
-  const RouteArgs route{.input = params.input,
-                        .row_stride = params.input_row_stride,
-                        .norm_weight = params.norm_weight,
-                        .norm_eps = params.norm_eps,
-                        .gate = static_cast<const uint16_t*>(gate_weight.parts[0].data),
-                        .num_rows = params.num_rows,
-                        .num_experts = params.gate.num_experts,
-                        .hidden = hidden,
-                        .normed = work.normed,
-                        .logits = work.logits};
-  RETURN_IF_ERROR(Launch(launcher, "moe route", RouteKernel,
-                         {.grid = dim3(static_cast<uint32_t>(CeilDiv(params.num_rows, kRouteRows))),
-                          .threads = kThreads,
-                          .shared_bytes = sizeof(float) * static_cast<size_t>(kRouteRows * hidden)},
-                         route));
-  RETURN_IF_ERROR(SelectExperts(launcher, params, work.logits, work.choice));
-  RETURN_IF_ERROR(CopyChoice(launcher, params, work.choice));
+  RETURN_IF_ERROR(RouteGroups(launcher, params, hidden, gate_weight, work.normed, work.choice));
   RETURN_IF_ERROR(SortByExpert(launcher, work.choice));
-  RETURN_IF_ERROR(
-      Launch(launcher, "moe sort rows", SortRowsKernel,
-             {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads},
-             work.choice, work.normed, work.sorted, hidden));
+  RETURN_IF_ERROR(Launch(
+      launcher, "moe sort rows", SortRowsKernel,
+      {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads, .early = true},
+      work.choice, work.normed, work.sorted, hidden));
 
   const bool has_shared = shared_intermediate > 0;
   ExpertProduct product;
   product.count = work.choice.count;
   product.num_experts = params.gate.num_experts;
+  // Worth it from some rows an expert on, and while most experts' weights are read once.
+  product.rows_stay =
+      slots >= 32 * params.gate.num_experts && slots <= 112 * params.gate.num_experts;
   product.shared_rows = has_shared ? params.num_rows : 0;
   product.swiglu_limit = params.swiglu_limit;
   const auto set_input = [&](const uint16_t* rows, int64_t depth, const uint16_t* shared_rows,
                              int64_t shared_depth) -> absl::Status {
     product.depth = depth;
     product.shared_depth = shared_depth;
-    ASSIGN_OR_RETURN(product.a, MakeTensorMap({rows, slots, depth, depth}));
+    ASSIGN_OR_RETURN(product.tokens, MakeTensorMap({rows, slots, depth, depth}, kTokenStep));
     if (!has_shared) return absl::OkStatus();
-    ASSIGN_OR_RETURN(product.shared_a,
-                     MakeTensorMap({shared_rows, params.num_rows, shared_depth, shared_depth}));
+    ASSIGN_OR_RETURN(
+        product.shared_tokens,
+        MakeTensorMap({shared_rows, params.num_rows, shared_depth, shared_depth}, kTokenStep));
     return absl::OkStatus();
   };
   RETURN_IF_ERROR(set_input(work.sorted, hidden, work.normed, hidden));
@@ -374,16 +247,17 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
   product.out = work.out;
   product.shared_out = work.shared_out;
   RETURN_IF_ERROR(MultiplyExperts(launcher, product, /*swiglu=*/false));
-  return Launch(launcher, "moe combine", CombineKernel,
-                {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads},
-                CombineArgs{.choice = work.choice,
-                            .input = params.residual ? params.input : nullptr,
-                            .input_row_stride = params.input_row_stride,
-                            .out = work.out,
-                            .shared_out = has_shared ? work.shared_out : nullptr,
-                            .output = params.output,
-                            .output_row_stride = params.output_row_stride,
-                            .hidden = hidden});
+  return Launch(
+      launcher, "moe combine", CombineKernel,
+      {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads, .early = true},
+      CombineArgs{.choice = work.choice,
+                  .input = params.residual ? params.input : nullptr,
+                  .input_row_stride = params.input_row_stride,
+                  .out = work.out,
+                  .shared_out = has_shared ? work.shared_out : nullptr,
+                  .output = params.output,
+                  .output_row_stride = params.output_row_stride,
+                  .hidden = hidden});
 }
 
 }  // namespace kernels::cuda

@@ -1,8 +1,9 @@
-// Moe for many rows over bf16 experts: rows sorted by expert, and the experts' products as tiles of
-// one grid (gemm_tile.cuh).  A sibling of moe.cu's general form, for devices that may round
-// activations to bf16; moe_stream.h is the one for few rows.
+// Moe for more than a few rows over bf16 experts: rows sorted by expert, and the experts' products
+// as tiles of one grid (token_tile.cuh), through which the weights of an expert pass once.  A
+// sibling of moe.cu's general form, for devices that may round activations to bf16; moe_stream.h is
+// the one for few rows.
 //
-//   route     norm, rows in bf16, gate logits; choice, sort, and a copy of the rows in sorted order
+//   route     norm, rows in bf16, gate logits, choice; sort, and a copy of the rows in sorted order
 //   gate_up   activated = silu(W_gate a) * (W_up a), bf16
 //   down      every pair's W_down activated, bf16
 //   combine   x + weighted sum in ascending expert, the shared expert last

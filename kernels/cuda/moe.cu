@@ -361,14 +361,16 @@ absl::Status Moe(const Launcher& launcher, const MoeParams& params) {
   norm.norm_weight = params.norm_weight;
   norm.norm_eps = params.norm_eps;
   RETURN_IF_ERROR(PrepareRows(launcher, norm, experts.hidden_size, work.normed));
+  // Logits are never of rounded rows: they decide which experts there are.
+  Device exact = launcher.device;
+  exact.bfloat16 = false;
   const OutputSegment logits{work.logits, params.gate.num_experts, params.gate.num_experts};
-  RETURN_IF_ERROR(
-      Linear(launcher, {.weight = params.gate_weight,
-                        .num_rows = params.num_rows,
-                        .input = {.data = work.normed, .row_stride = experts.hidden_size},
-                        .outputs = absl::MakeConstSpan(&logits, 1)}));
+  RETURN_IF_ERROR(Linear({exact, launcher.stream},
+                         {.weight = params.gate_weight,
+                          .num_rows = params.num_rows,
+                          .input = {.data = work.normed, .row_stride = experts.hidden_size},
+                          .outputs = absl::MakeConstSpan(&logits, 1)}));
   RETURN_IF_ERROR(SelectExperts(launcher, params, work.logits, work.choice));
-  RETURN_IF_ERROR(CopyChoice(launcher, params, work.choice));
   RETURN_IF_ERROR(SortByExpert(launcher, work.choice));
   const ExpertArgs routed{.experts = experts.routed(),
                           .choice = work.choice,

@@ -1,0 +1,174 @@
+// The tiles of an ExpertProduct and the order in which a grid's blocks take them: tiles of up to
+// kTileTokens rows by a number of the output's columns.
+
+#ifndef KERNELS_CUDA_EXPERT_TILES_CUH_
+#define KERNELS_CUDA_EXPERT_TILES_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/bulk_copy.cuh"
+#include "kernels/cuda/expert_products.h"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/moe.h"
+
+namespace kernels::cuda {
+
+inline constexpr int32_t kTileTokens = 128;
+
+struct ExpertTile {
+  int32_t expert = -1;    // -1: the shared one
+  int32_t row_begin = 0;  // of the operand
+  int32_t num_rows = 0;
+  int32_t column_begin = 0;
+
+  __device__ bool is_shared() const { return expert < 0; }
+};
+
+// Where every expert's slots and row tiles begin; the last entry is their number.
+struct TileTable {
+  int32_t slot_begin[kMaxExperts + 1];
+  int32_t tile_begin[kMaxExperts + 1];
+};
+
+// The first warp's work, before the block's barrier.
+__device__ inline void MakeTable(const ExpertProduct& product, TileTable& table) {
+  if (threadIdx.x >= kWarpSize) return;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x);
+  int32_t slots = 0, tiles = 0;
+  for (int32_t begin = 0; begin < product.num_experts; begin += kWarpSize) {
+    const int32_t expert = begin + lane;
+    const int32_t count = expert < product.num_experts ? product.count[expert] : 0;
+    const int32_t num_tiles = CeilDiv(count, kTileTokens);
+    int32_t slots_to = count, tiles_to = num_tiles;
+    for (int32_t offset = 1; offset < kWarpSize; offset *= 2) {
+      const int32_t more_slots = __shfl_up_sync(kFullWarp, slots_to, offset);
+      const int32_t more_tiles = __shfl_up_sync(kFullWarp, tiles_to, offset);
+      if (lane >= offset) {
+        slots_to += more_slots;
+        tiles_to += more_tiles;
+      }
+    }
+    if (expert < product.num_experts) {
+      table.slot_begin[expert] = slots + slots_to - count;
+      table.tile_begin[expert] = tiles + tiles_to - num_tiles;
+    }
+    slots += __shfl_sync(kFullWarp, slots_to, kWarpSize - 1);
+    tiles += __shfl_sync(kFullWarp, tiles_to, kWarpSize - 1);
+  }
+  if (lane == 0) {
+    table.slot_begin[product.num_experts] = slots;
+    table.tile_begin[product.num_experts] = tiles;
+  }
+}
+
+// A block's share of the tiles of kColumns columns.
+template <int32_t kColumns>
+class TileOrder {
+ public:
+  // The table is made.
+  __device__ TileOrder(const ExpertProduct& product, const TileTable& table)
+      : product_(product), table_(table) {
+    const auto column_tiles = [](int64_t columns) {
+      return static_cast<int32_t>(CeilDiv(columns, int64_t{kColumns}));
+    };
+    column_tiles_ = column_tiles(product.columns);
+    shared_row_tiles_ = CeilDiv(product.shared_rows, kTileTokens);
+    shared_tiles_ = shared_row_tiles_ * column_tiles(product.shared_columns);
+    const int32_t routed_tiles = table.tile_begin[product.num_experts] * column_tiles_;
+    shared_begin_ = shared_tiles_ <= blocks_;
+    counts_twice_ = shared_begin_ && product.shared_depth >= 2 * product.depth &&
+                    routed_tiles >= blocks_ - shared_tiles_;
+    num_turns_ = routed_tiles + shared_tiles_ * (counts_twice_ ? 2 : 1);
+  }
+
+  // take(tile) for each of the block's tiles, in the same order in every thread.
+  template <typename Take>
+  __device__ void ForEach(Take take) const {
+    for (int32_t turn = static_cast<int32_t>(blockIdx.x); turn < num_turns_; turn += blocks_) {
+      const bool sits_out = counts_twice_ && turn >= blocks_ && turn < blocks_ + shared_tiles_;
+      if (!sits_out) take(TileAt(turn));
+    }
+  }
+
+ private:
+  // Tiles of the shared expert begin, if they are few; if one of them counts twice, its block sits
+  // out the next turn.  Many of them, whose weights are few, stand spread among the others, whose
+  // weights keep the memory busy.
+  __device__ int32_t SharedBefore(int32_t turn) const {
+    return shared_begin_ ? min(turn, shared_tiles_)
+                         : static_cast<int32_t>(int64_t{turn} * shared_tiles_ / num_turns_);
+  }
+  __device__ ExpertTile TileAt(int32_t turn) const {
+    const int32_t before = SharedBefore(turn);
+    if (SharedBefore(turn + 1) == before) {
+      return RoutedTile(turn - before - (counts_twice_ && turn >= blocks_ ? shared_tiles_ : 0));
+    }
+    ExpertTile tile;
+    tile.row_begin = before % shared_row_tiles_ * kTileTokens;
+    tile.num_rows = min(kTileTokens, product_.shared_rows - tile.row_begin);
+    tile.column_begin = before / shared_row_tiles_ * kColumns;
+    return tile;
+  }
+  // An expert's tiles with the same weights follow each other.
+  __device__ ExpertTile RoutedTile(int32_t index) const {
+    const int32_t row_tile = index / column_tiles_;
+    int32_t expert = 0,
+            end = product_.num_experts;  // tile_begin[expert] <= row_tile < tile_begin[end]
+    while (end - expert > 1) {
+      const int32_t middle = (expert + end) / 2;
+      (table_.tile_begin[middle] <= row_tile ? expert : end) = middle;
+    }
+    const int32_t count = table_.slot_begin[expert + 1] - table_.slot_begin[expert];
+    const int32_t num_tiles = table_.tile_begin[expert + 1] - table_.tile_begin[expert];
+    const int32_t within = index - table_.tile_begin[expert] * column_tiles_;
+    const int32_t begin = within % num_tiles * kTileTokens;
+    return {expert, table_.slot_begin[expert] + begin, min(kTileTokens, count - begin),
+            within / num_tiles * kColumns};
+  }
+
+  const ExpertProduct& product_;
+  const TileTable& table_;
+  const int32_t blocks_ = static_cast<int32_t>(gridDim.x);
+  int32_t column_tiles_;
+  int32_t shared_row_tiles_;
+  int32_t shared_tiles_;
+  bool shared_begin_;
+  bool counts_twice_;
+  int32_t num_turns_;
+};
+
+// Of a tile's expert.
+__device__ inline int64_t DepthOf(const ExpertProduct& product, const ExpertTile& tile) {
+  return tile.is_shared() ? product.shared_depth : product.depth;
+}
+__device__ inline int64_t ColumnsOf(const ExpertProduct& product, const ExpertTile& tile) {
+  return tile.is_shared() ? product.shared_columns : product.columns;
+}
+// The tile's first row of the output.
+__device__ inline uint16_t* OutputOf(const ExpertProduct& product, const ExpertTile& tile) {
+  return (tile.is_shared() ? product.shared_out : product.out) +
+         tile.row_begin * ColumnsOf(product, tile);
+}
+// The weights' box of 64 rows from `row` of the tile's 256 on: with `swiglu` the first half are
+// rows of `first`, the second half the same of `second`.
+__device__ inline void CopyWeightBox(const ExpertProduct& product, const ExpertTile& tile,
+                                     bool swiglu, uint16_t* to, Barrier* barrier, int32_t k,
+                                     int32_t row) {
+  constexpr int32_t kHalf = 128;
+  const bool is_second = swiglu && row >= kHalf;
+  const CUtensorMap* map = tile.is_shared()
+                               ? (is_second ? &product.shared_second : &product.shared_first)
+                               : (is_second ? &product.second : &product.first);
+  const int32_t from = tile.column_begin + row - (is_second ? kHalf : 0);
+  if (product.rows_stay && !tile.is_shared()) {
+    CopyBox(to, map, barrier, k, from, tile.expert, EvictFirst());
+  } else {
+    CopyBox(to, map, barrier, k, from, max(tile.expert, 0));
+  }
+}
+
+}  // namespace kernels::cuda
+
+#endif  // KERNELS_CUDA_EXPERT_TILES_CUH_
