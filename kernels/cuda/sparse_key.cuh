@@ -20,22 +20,22 @@ namespace kernels::cuda {
 
 // A key's bytes.
 struct KeyPlace {
-  const std::byte* values = nullptr;  // null: no key, zeros
-  const std::byte* scales = nullptr;  // where they stand apart
+  const std::byte* values;
+  const std::byte* scales;  // where they stand apart
 };
 
-// e4m3 values times a bf16 scale; both factors of a large scale are finite.
-__device__ inline uint4 WidenFloat8(uint2 codes, uint32_t first, uint32_t second, bool has_second) {
-  const uint2 low = SpreadFloat8(codes.x), high = SpreadFloat8(codes.y);
-  uint4 unit = {MultiplyPair(low.x, first), MultiplyPair(low.y, first), MultiplyPair(high.x, first),
-                MultiplyPair(high.y, first)};
-  if (has_second) {
-    unit = {MultiplyPair(unit.x, second), MultiplyPair(unit.y, second),
-            MultiplyPair(unit.z, second), MultiplyPair(unit.w, second)};
-  }
-  return unit;
-}
 inline constexpr uint32_t k2To120 = 0x7b807b80;  // a pair of bf16
+
+// e4m3 values times a pair of equal bf16 numbers; `first` is 2^120 times what they are worth.
+__device__ inline uint4 WidenFloat8(uint2 codes, uint32_t first) {
+  const uint2 low = SpreadFloat8(codes.x), high = SpreadFloat8(codes.y);
+  return {MultiplyPair(low.x, first), MultiplyPair(low.y, first), MultiplyPair(high.x, first),
+          MultiplyPair(high.y, first)};
+}
+__device__ inline uint4 MultiplyUnit(uint4 unit, uint32_t pair) {
+  return {MultiplyPair(unit.x, pair), MultiplyPair(unit.y, pair), MultiplyPair(unit.z, pair),
+          MultiplyPair(unit.w, pair)};
+}
 
 // A key in registers: of every box this lane's 8 values.  Eight lanes have a key.
 template <KvFormat kFormat, int32_t kBoxes>
@@ -45,72 +45,100 @@ struct LaneKey {  // bf16
   __device__ void Load(const KeyPlace& place, int32_t lane) {
 #pragma unroll
     for (int32_t box = 0; box < kBoxes; ++box) {
-      units[box] = place.values == nullptr
-                       ? make_uint4(0, 0, 0, 0)
-                       : __ldg(reinterpret_cast<const uint4*>(place.values) + 8 * box + lane);
+      units[box] = __ldg(reinterpret_cast<const uint4*>(place.values) + 8 * box + lane);
     }
   }
-  __device__ uint4 Unit(int32_t box) const { return units[box]; }
+  // put(box, unit) for every box.
+  template <typename Put>
+  __device__ void Widen(const Put& put) const {
+#pragma unroll
+    for (int32_t box = 0; box < kBoxes; ++box) put(box, units[box]);
+  }
+};
+
+// fp8: boxes of codes, and the rotary values as they are.
+template <int32_t kBoxes>
+struct LaneCodes {
+  static constexpr int32_t kCodes = (kBoxes - 1) * kBoxColumns;
+  uint2 codes[kBoxes - 1];
+  uint4 rope;
+
+  __device__ void Load(const std::byte* values, const std::byte* rope_values, int32_t lane) {
+#pragma unroll
+    for (int32_t box = 0; box < kBoxes - 1; ++box) {
+      codes[box] = __ldg(reinterpret_cast<const uint2*>(values + box * kBoxColumns) + lane);
+    }
+    rope = __ldg(reinterpret_cast<const uint4*>(rope_values) + lane);
+  }
+  // scale_of(box): a pair of bf16, or 2^120 times it.  A large scale takes two steps, each finite.
+  template <typename ScaleOf, typename Put>
+  __device__ void Widen(bool large, const ScaleOf& scale_of, const Put& put) const {
+    if (large) {
+#pragma unroll 1
+      for (int32_t box = 0; box < kBoxes - 1; ++box) {
+        uint2 of_box = codes[0];
+#pragma unroll
+        for (int32_t i = 1; i < kBoxes - 1; ++i) of_box = i == box ? codes[i] : of_box;
+        put(box, MultiplyUnit(WidenFloat8(of_box, k2To120), scale_of(box, false)));
+      }
+    } else {
+#pragma unroll
+      for (int32_t box = 0; box < kBoxes - 1; ++box) {
+        put(box, WidenFloat8(codes[box], scale_of(box, true)));
+      }
+    }
+    put(kBoxes - 1, rope);
+  }
 };
 
 template <int32_t kBoxes>
 struct LaneKey<KvFormat::kFp8Latent, kBoxes> {
-  uint2 codes[kBoxes - 1];
-  float4 scales;
-  uint4 rope;
+  LaneCodes<kBoxes> codes;
+  float4 scales;  // one for two boxes
 
   __device__ void Load(const KeyPlace& place, int32_t lane) {
-    const std::byte* from = place.values;
-#pragma unroll
-    for (int32_t box = 0; box < kBoxes - 1; ++box) {
-      codes[box] = from == nullptr
-                       ? make_uint2(0, 0)
-                       : __ldg(reinterpret_cast<const uint2*>(from + box * kBoxColumns) + lane);
-    }
-    constexpr int32_t kCodes = (kBoxes - 1) * kBoxColumns;
-    scales = from == nullptr ? make_float4(0, 0, 0, 0)
-                             : __ldg(reinterpret_cast<const float4*>(from + kCodes));
-    rope = from == nullptr ? make_uint4(0, 0, 0, 0)
-                           : __ldg(reinterpret_cast<const uint4*>(from + kCodes + 16) + lane);
+    const std::byte* behind = place.values + LaneCodes<kBoxes>::kCodes;
+    codes.Load(place.values, behind + sizeof(float4), lane);
+    scales = __ldg(reinterpret_cast<const float4*>(behind));
   }
-  __device__ uint4 Unit(int32_t box) const {
-    if (box == kBoxes - 1) return rope;
-    const float scale = box < 2 ? scales.x : box < 4 ? scales.y : box < 6 ? scales.z : scales.w;
-    const bool large = scale >= 64;
-    const float first = scale * 0x1p120f;
-    return WidenFloat8(codes[box], large ? k2To120 : PackBfloat16(first, first),
-                       PackBfloat16(scale, scale), large);
+  template <typename Put>
+  __device__ void Widen(const Put& put) const {
+    const bool large = fmaxf(fmaxf(scales.x, scales.y), fmaxf(scales.z, scales.w)) >= 64;
+    codes.Widen(
+        large,
+        [&](int32_t box, bool raised) {
+          const float scale = box < 2   ? scales.x
+                              : box < 4 ? scales.y
+                              : box < 6 ? scales.z
+                                        : scales.w;
+          const float factor = raised ? scale * 0x1p120f : scale;
+          return PackBfloat16(factor, factor);
+        },
+        put);
   }
 };
 
 template <int32_t kBoxes>
 struct LaneKey<KvFormat::kFp8SharedKv, kBoxes> {
-  uint2 codes[kBoxes - 1];
-  uint2 scales;  // a byte a box
-  uint4 rope;
+  LaneCodes<kBoxes> codes;
+  uint2 scales;  // a byte a box: 2^(byte - 127), the bits of a bf16's exponent
 
   __device__ void Load(const KeyPlace& place, int32_t lane) {
-    const std::byte* from = place.values;
-#pragma unroll
-    for (int32_t box = 0; box < kBoxes - 1; ++box) {
-      codes[box] = from == nullptr
-                       ? make_uint2(0, 0)
-                       : __ldg(reinterpret_cast<const uint2*>(from + box * kBoxColumns) + lane);
-    }
-    constexpr int32_t kCodes = (kBoxes - 1) * kBoxColumns;
-    scales =
-        from == nullptr ? make_uint2(0, 0) : __ldg(reinterpret_cast<const uint2*>(place.scales));
-    rope = from == nullptr ? make_uint4(0, 0, 0, 0)
-                           : __ldg(reinterpret_cast<const uint4*>(from + kCodes) + lane);
+    codes.Load(place.values, place.values + LaneCodes<kBoxes>::kCodes, lane);
+    scales = __ldg(reinterpret_cast<const uint2*>(place.scales));
   }
-  __device__ uint4 Unit(int32_t box) const {
-    if (box == kBoxes - 1) return rope;
-    const uint32_t scale = (box < 4 ? scales.x : scales.y) >> (8 * (box % 4)) & 0xff;
-    const bool large = scale > 127 + 6;
-    // 2^(scale - 127) is a bf16's exponent.
-    const uint32_t first = (scale + 120) << 7, second = scale << 7;
-    return WidenFloat8(codes[box], large ? k2To120 : first << 16 | first, second << 16 | second,
-                       large);
+  template <typename Put>
+  __device__ void Widen(const Put& put) const {
+    constexpr uint32_t kLargest = 0x01010101u * (127 + 6);
+    const bool large =
+        __vmaxu4(scales.x, kLargest) != kLargest || __vmaxu4(scales.y, kLargest) != kLargest;
+    codes.Widen(
+        large,
+        [&](int32_t box, bool raised) {
+          const uint32_t scale = (box < 4 ? scales.x : scales.y) >> (8 * (box % 4)) & 0xff;
+          return (scale + (raised ? 120 : 0)) * (0x00010001u << 7);
+        },
+        put);
   }
 };
 

@@ -1,6 +1,7 @@
 #include "kernels/cuda/sparse_latent.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -24,7 +25,8 @@ constexpr int32_t kHeads = kProductRows;  // of a block
 constexpr int32_t kKeys = 64;             // of a step
 constexpr int32_t kStages = 2;
 constexpr int32_t kSteps16 = kKeys / kProductDepth;
-constexpr int32_t kThreads = 3 * kWarpgroupThreads;
+constexpr int32_t kGatherThreads = kWarpgroupThreads;
+constexpr int32_t kThreads = 2 * kWarpgroupThreads + kGatherThreads;
 constexpr int32_t kProductWarps = 2 * kWarpgroupThreads / kWarpSize;
 constexpr int32_t kMinKeysPerPart = 2 * kKeys;
 constexpr float kLog2E = 1.44269504f;
@@ -50,6 +52,7 @@ struct Args {
   int64_t row_stride;
   int64_t head_stride;
   Fault* fault;
+  int32_t block_shift[2];  // of the sources' block sizes; -1: no power of two
 };
 
 // d [64, 64] = a b, or += if `add`; both described by DescribeRows.
@@ -98,74 +101,63 @@ __device__ Part PartOf(const Args& args, int32_t row, int32_t part, int32_t num_
 template <KvFormat kFormat, int32_t kBoxes>
 __device__ void GatherKeys(Shared<kBoxes>& shared, const Args& args, int32_t row,
                            const Part& part) {
-  constexpr int32_t kKeysAtATime = kWarpgroupThreads / 8;
-  constexpr int32_t kLineBytes = 128;
-  constexpr int32_t kPrefetchTurns = 12;
+  constexpr int32_t kKeysAtATime = kGatherThreads / 8;
   constexpr int32_t kTurns = kKeys / kKeysAtATime;  // of a step
-  const int32_t thread = static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads;
+  constexpr int32_t kLoaded = 2;  // keys in registers: one is widened while the other comes
+  static_assert(kTurns % kLoaded == 0);
+  const int32_t thread = static_cast<int32_t>(threadIdx.x) - 2 * kWarpgroupThreads;
   const int32_t lane = thread % 8;
   const int32_t first_key = thread / 8;
   const int32_t* slots = args.list.slots + row * args.list.stride + part.begin;
   const int32_t count = part.end - part.begin;
-  const int32_t key_bytes = args.params.sources[0].pages.entry_bytes;
   const int32_t first_count = args.list.counts[2 * row] - part.begin;  // of the first source
-  // -1: no key.
-  const auto slot_of = [&](int32_t turn) {
+  // Behind the last key stands the first one again: a number that weighs nothing.
+  const auto key_of = [&](int32_t turn) {
     const int32_t key = turn * kKeysAtATime + first_key;
-    return key < count ? __ldg(slots + key) : -1;
+    return key < count ? key : 0;
   };
-  const auto place_of = [&](int32_t turn, int32_t slot) -> KeyPlace {
-    if (slot < 0) return {};
-    const bool is_first = turn * kKeysAtATime + first_key < first_count;
+  const auto place_of = [&](int32_t key, int32_t slot) -> KeyPlace {
+    const bool is_first = key < first_count;
     const KvPages& pages = args.params.sources[is_first ? 0 : 1].pages;
-    const int32_t block = slot / pages.block_size;
+    const int32_t shift = args.block_shift[is_first ? 0 : 1];
+    const int32_t block = shift >= 0 ? slot >> shift : slot / pages.block_size;
     const int32_t entry = slot - block * pages.block_size;
     const std::byte* base = pages.base + block * pages.block_stride;
     if constexpr (kFormat == KvFormat::kFp8SharedKv) {
       constexpr int32_t kRowBytes = (kBoxes - 1) * kBoxColumns + 2 * kRope;
-      return {base + entry * kRowBytes, base + int64_t{pages.block_size} * kRowBytes + 8 * entry};
+      return {base + entry * kRowBytes, base + pages.block_size * kRowBytes + 8 * entry};
     } else {
-      return {base + int64_t{entry} * pages.entry_bytes, nullptr};
+      return {base + entry * pages.entry_bytes, nullptr};
     }
   };
-  // A key's lines on their way to the second-level cache, long before they are loaded.
-  const auto prefetch = [&](int32_t turn) {
-    const KeyPlace place = place_of(turn, slot_of(turn));
-    const std::byte* from = place.values + lane * kLineBytes;
-    if (place.values != nullptr && lane * kLineBytes < key_bytes) {
-      asm volatile("prefetch.global.L2 [%0];" : : "l"(from));
-    }
-  };
-  const int32_t num_turns = part.num_steps() * kTurns;
-  for (int32_t turn = 0; turn < kPrefetchTurns; ++turn) prefetch(turn);
-  // This turn's key and those already loaded for the next ones, as many as registers hold.
-  constexpr int32_t kLoaded = kFormat == KvFormat::kBfloat16 ? 1 : 2;
   LaneKey<kFormat, kBoxes> keys[kLoaded];
+  int32_t next_key[kLoaded], next_slot[kLoaded];
 #pragma unroll
-  for (int32_t i = 0; i < kLoaded; ++i) keys[i].Load(place_of(i, slot_of(i)), lane);
-  int32_t slot = slot_of(kLoaded);
+  for (int32_t i = 0; i < kLoaded; ++i) {
+    const int32_t key = key_of(i);
+    keys[i].Load(place_of(key, __ldg(slots + key)), lane);
+    next_key[i] = key_of(i + kLoaded);
+    next_slot[i] = __ldg(slots + next_key[i]);
+  }
+  const int32_t num_steps = part.num_steps();
   RingPosition<kStages> at;
 #pragma unroll 1
-  for (int32_t turn = 0; turn < num_turns; ++turn) {
-    LaneKey<kFormat, kBoxes> after;
-    after.Load(place_of(turn + kLoaded, slot), lane);
-    slot = slot_of(turn + kLoaded + 1);
-    prefetch(turn + kPrefetchTurns);
-    if (turn % kTurns == 0) WaitFor(&shared.empty[at.stage], at.parity ^ 1);
-    const int32_t box_row = turn % kTurns * kKeysAtATime + first_key;
-    uint16_t* to = shared.k[at.stage][0] + box_row * kBoxColumns + (lane ^ box_row % 8) * 8;
+  for (int32_t step = 0; step < num_steps; ++step, at.Advance()) {
+    WaitFor(&shared.empty[at.stage], at.parity ^ 1);
 #pragma unroll
-    for (int32_t box = 0; box < kBoxes; ++box) {
-      *reinterpret_cast<uint4*>(to + box * kBoxElements) = keys[0].Unit(box);
+    for (int32_t turn = 0; turn < kTurns; ++turn) {
+      const int32_t i = turn % kLoaded;
+      const int32_t box_row = turn * kKeysAtATime + first_key;
+      uint16_t* to = shared.k[at.stage][0] + box_row * kBoxColumns + (lane ^ box_row % 8) * 8;
+      keys[i].Widen([&](int32_t box, const uint4& unit) {
+        *reinterpret_cast<uint4*>(to + box * kBoxElements) = unit;
+      });
+      keys[i].Load(place_of(next_key[i], next_slot[i]), lane);
+      next_key[i] = key_of(step * kTurns + turn + 2 * kLoaded);
+      next_slot[i] = __ldg(slots + next_key[i]);
     }
-    if (turn % kTurns == kTurns - 1) {
-      PublishShared();
-      Arrive(&shared.full[at.stage]);
-      at.Advance();
-    }
-#pragma unroll
-    for (int32_t i = 0; i < kLoaded - 1; ++i) keys[i] = keys[i + 1];
-    keys[kLoaded - 1] = after;
+    PublishShared();
+    Arrive(&shared.full[at.stage]);
   }
 }
 
@@ -489,7 +481,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                                                     kBoxAlignment);
   if (threadIdx.x == 0) {
     for (int32_t s = 0; s < kStages; ++s) {
-      InitBarrier(&shared.full[s], kWarpgroupThreads);
+      InitBarrier(&shared.full[s], kGatherThreads);
       InitBarrier(&shared.empty[s], kProductWarps);
     }
     PublishBarriers();
@@ -641,7 +633,20 @@ bool CanRunSparseLatent(const SparseDecodeParams& params) {
 absl::Status SparseLatent(const Launcher& launcher, const SparseDecodeParams& params,
                           const SparseList& list, const SparseParts& parts, float* values,
                           int64_t row_stride, int64_t head_stride) {
-  const Args args{params, list, parts, values, row_stride, head_stride, launcher.device.fault};
+  const auto shift_of = [](int32_t size) {
+    return size > 0 && std::has_single_bit(static_cast<uint32_t>(size))
+               ? std::countr_zero(static_cast<uint32_t>(size))
+               : -1;
+  };
+  const Args args{
+      params,
+      list,
+      parts,
+      values,
+      row_stride,
+      head_stride,
+      launcher.device.fault,
+      {shift_of(params.sources[0].pages.block_size), shift_of(params.sources[1].pages.block_size)}};
   const int32_t tiles = CeilDiv(params.num_heads, kHeads) * params.num_rows;
   const int32_t num_parts = std::max(
       1, std::min(kMaxSparseParts / tiles, static_cast<int32_t>(list.stride) / kMinKeysPerPart));

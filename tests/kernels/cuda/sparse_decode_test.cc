@@ -286,6 +286,20 @@ TEST_P(CudaSparseLatentTest, LargeQueriesStayFinite) {
   for (const float value : Run(c)) ASSERT_TRUE(std::isfinite(value));
 }
 
+// Values that an fp8 entry holds with scales of 64 and more, beside small ones.
+TEST_P(CudaSparseLatentTest, LargeValues) {
+  Case c = Make(16, {100});
+  Source& source = c.sources[0];
+  const int32_t entry = c.dims.dim + c.dims.rope;
+  for (size_t i = 0; i < source.lists[0].size(); i += 3) {
+    const int32_t slot = source.lists[0][i];
+    for (int32_t d = 0; d < 300; ++d) source.values[int64_t{slot} * entry + d] *= 3e4f;
+    source.Store(slot);
+  }
+  for (float& value : c.q) value *= 0x1p-12f;
+  EXPECT_TRUE(AllClose(Run(c), c.Reference(), {.abs = 60, .rel = 3.0 / 128, .cosine = 1e-4}));
+}
+
 class CudaSparseSharedKvTest : public CudaSparseLatentTest {};
 
 TEST_P(CudaSparseSharedKvTest, MatchesTheReference) {
