@@ -186,7 +186,8 @@ absl::Status LatentDecode(const Launcher& launcher, const AbsorbedDecodeParams& 
   const int32_t box_rows = BoxRows(params.pages);
   LatentArgs args{
       .box_rows = box_rows, .params = params, .partials = {}, .fault = launcher.device.fault};
-  ASSIGN_OR_RETURN(args.keys, MakeTensorMap(ShapeOfPages(params.pages), box_rows));
+  ASSIGN_OR_RETURN(args.keys, MakeTensorMap(ShapeOfPages(params.pages),
+                                            {.rows = box_rows, .fetch_neighbours = false}));
   LayOut(params.workspace, params.num_rows, params.num_heads, blocks, args.partials);
   const int32_t vectors = TileVectors(params.num_heads);
   args.num_lines = NumLines(params.num_heads, vectors);

@@ -33,7 +33,7 @@ bool CanMap(const MatrixShape& shape) {
          shape.rows < kLimit && shape.columns < kLimit && shape.row_stride >= shape.columns;
 }
 
-absl::StatusOr<CUtensorMap> MakeTensorMap(const MatrixShape& shape, int32_t box_rows) {
+absl::StatusOr<CUtensorMap> MakeTensorMap(const MatrixShape& shape, const BoxOptions& boxes) {
   static const absl::StatusOr<Encode> encode = FindEncode();
   RETURN_IF_ERROR(encode.status());
   const auto size = [](int64_t count) { return static_cast<cuuint64_t>(count); };
@@ -41,13 +41,15 @@ absl::StatusOr<CUtensorMap> MakeTensorMap(const MatrixShape& shape, int32_t box_
       shape.count == 1 ? shape.row_stride * shape.rows : shape.stack_stride;
   const cuuint64_t sizes[] = {size(shape.columns), size(shape.rows), size(shape.count)};
   const cuuint64_t strides[] = {size(2 * shape.row_stride), size(2 * stack_stride)};
-  const cuuint32_t box[] = {kBoxColumns, static_cast<cuuint32_t>(box_rows), 1};
+  const cuuint32_t box[] = {kBoxColumns, static_cast<cuuint32_t>(boxes.rows), 1};
   const cuuint32_t steps[] = {1, 1, 1};
   CUtensorMap map;
   const CUresult result =
       (*encode)(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(shape.data), sizes,
                 strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                boxes.fetch_neighbours ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+                                       : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     return absl::InternalError(absl::StrCat("cuda: no tensor map of [", shape.count, ", ",
                                             shape.rows, ", ", shape.columns, "] with strides ",

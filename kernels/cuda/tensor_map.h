@@ -28,12 +28,18 @@ struct MatrixShape {
   int64_t stack_stride = 0;  // from matrix to matrix; of no meaning when there is one
 };
 
+struct BoxOptions {
+  int32_t rows = kBoxRows;
+  // Whether the second-level cache fetches the neighbouring 128 bytes too.
+  bool fetch_neighbours = true;
+};
+
 // What the copy engine asks for: addresses and strides that are multiples of 16 bytes.
 bool CanMap(const MatrixShape& shape);
 
-// REQUIRES: CanMap; 0 < box_rows <= kBoxRows.
+// REQUIRES: CanMap; 0 < boxes.rows <= kBoxRows.
 // Errors: kInternal if the driver refuses.
-absl::StatusOr<CUtensorMap> MakeTensorMap(const MatrixShape& shape, int32_t box_rows = kBoxRows);
+absl::StatusOr<CUtensorMap> MakeTensorMap(const MatrixShape& shape, const BoxOptions& boxes = {});
 
 }  // namespace kernels::cuda
 
