@@ -54,7 +54,9 @@ sanitizer() {
 
 kernel_check kernels
 models=()
-for name in v2_lite v2_group v3 v3_odd v3_fp8; do models+=("golden/models/$name"); done
+for name in v2_lite v2_group v3 v3_odd v3_fp8 v32 v32_odd v32_native v4_odd v4_native; do
+  models+=("golden/models/$name")
+done
 for model in "${models[@]}"; do check "parity-$(basename "$model")" parity "$model"; done
 check refusal refusal "${models[0]}"
 if ! $quick; then
