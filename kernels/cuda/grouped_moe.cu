@@ -221,11 +221,12 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
                              int64_t shared_depth) -> absl::Status {
     product.depth = depth;
     product.shared_depth = shared_depth;
-    ASSIGN_OR_RETURN(product.tokens, MakeTensorMap({rows, slots, depth, depth}, kTokenStep));
+    ASSIGN_OR_RETURN(product.tokens,
+                     MakeTensorMap({rows, slots, depth, depth}, {.rows = kTokenStep}));
     if (!has_shared) return absl::OkStatus();
-    ASSIGN_OR_RETURN(
-        product.shared_tokens,
-        MakeTensorMap({shared_rows, params.num_rows, shared_depth, shared_depth}, kTokenStep));
+    ASSIGN_OR_RETURN(product.shared_tokens,
+                     MakeTensorMap({shared_rows, params.num_rows, shared_depth, shared_depth},
+                                   {.rows = kTokenStep}));
     return absl::OkStatus();
   };
   RETURN_IF_ERROR(set_input(work.sorted, hidden, work.normed, hidden));
