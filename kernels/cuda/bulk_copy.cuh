@@ -41,6 +41,13 @@ __device__ inline void ArriveAndExpect(Barrier* barrier, uint32_t bytes) {
                : "r"(SharedAddress(barrier)), "r"(bytes)
                : "memory");
 }
+// Arrives when what this thread has sent for by CopyAsync (tensor_core.cuh) is there.
+__device__ inline void ArriveAfterCopies(Barrier* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
+               :
+               : "r"(SharedAddress(barrier))
+               : "memory");
+}
 __device__ inline void WaitFor(Barrier* barrier, uint32_t parity) {
   uint32_t done = 0;
   while (done == 0) {

@@ -22,7 +22,7 @@ struct Device {
   int64_t memory_bytes = 0;
   bool bfloat16 = false;        // see CudaOptions
   Fault* fault = nullptr;       // readable here and on the device
-  uint32_t* tickets = nullptr;  // [kMaxTickets] zero between launches: counters of finished blocks
+  uint32_t* tickets = nullptr;  // [kMaxTickets] zero between launches: counters within one
   uint32_t* barrier = nullptr;  // of a grid (grid_barrier.cuh)
 };
 

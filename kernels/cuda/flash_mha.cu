@@ -1,7 +1,11 @@
 #include "kernels/cuda/flash_mha.h"
 
+#include <algorithm>
+
 #include "kernels/cuda/attention_tile.cuh"
 #include "kernels/cuda/bulk_copy.cuh"
+#include "kernels/cuda/flash_feed.cuh"
+#include "kernels/cuda/flash_softmax.cuh"
 #include "kernels/cuda/flash_tile.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tensor_core.cuh"
@@ -12,68 +16,16 @@
 namespace kernels::cuda {
 namespace {
 
-constexpr int32_t kNope = 128;
-constexpr int32_t kRope = 64;
-constexpr int32_t kValue = 128;
-constexpr int32_t kKeyBoxes = (kNope + kRope) / kBoxColumns;  // along a key
-constexpr int32_t kValueBoxes = kValue / kBoxColumns;
-constexpr int32_t kKeys = kProductColumns;               // of a step
-constexpr int32_t kBlockElements = kKeys * kBoxColumns;  // 64 columns of a step's keys
-constexpr int32_t kStages = 2;
-constexpr int32_t kWarps = 8;                             // that multiply
-constexpr int32_t kFlashThreads = 3 * kWarpgroupThreads;  // the third warpgroup copies
+constexpr int32_t kFlashThreads = 3 * kWarpgroupThreads;  // the third warpgroup feeds the others
+constexpr int32_t kQueryProducts = (kFlashNope + kFlashRope) / kProductDepth;
+constexpr size_t kBoxAlignment = 1024;  // bytes
 constexpr float kLog2E = 1.44269504f;
 
-struct FlashShared {
-  uint16_t q[2][kKeyBoxes][kBoxElements];  // of either warpgroup
-  uint16_t k[kStages][kKeyBoxes][kBlockElements];
-  uint16_t v[kStages][kValueBoxes][kBlockElements];
-  Barrier full_k[kStages], full_v[kStages];
-  Barrier empty_k[kStages], empty_v[kStages];
-};
-constexpr size_t kBoxAlignment = 1024;  // bytes
-
-struct FlashArgs {
-  CUtensorMap k_nope = {};
-  CUtensorMap k_rope = {};
-  CUtensorMap v = {};
-  RaggedMhaParams mha;
-};
-
-// One thread's work: the boxes of every step, in the order in which they are used.
-__device__ void CopySteps(FlashShared& shared, const FlashArgs& args, const FlashTile& tile,
-                          int32_t head, int32_t num_steps) {
-  constexpr uint32_t kKeyBytes = kKeyBoxes * kBlockElements * sizeof(uint16_t);
-  constexpr uint32_t kValueBytes = kValueBoxes * kBlockElements * sizeof(uint16_t);
-  const auto nope_column = static_cast<int32_t>(head * args.mha.k_nope_head_stride);
-  const auto value_column = static_cast<int32_t>(head * args.mha.v_head_stride);
-  RingPosition<kStages> at;
-  for (int32_t step = 0; step < num_steps; ++step, at.Advance()) {
-    const int32_t row = static_cast<int32_t>(tile.kv_begin) + step * kKeys;
-    Barrier* full = &shared.full_k[at.stage];
-    WaitFor(&shared.empty_k[at.stage], at.parity ^ 1);
-    ArriveAndExpect(full, kKeyBytes);
-    for (int32_t half = 0; half < 2; ++half) {
-      for (int32_t box = 0; box < kKeyBoxes; ++box) {
-        uint16_t* to = shared.k[at.stage][box] + half * kBoxElements;
-        const int32_t column = box * kBoxColumns;
-        if (column < kNope) {
-          CopyBox(to, &args.k_nope, full, nope_column + column, row + half * kBoxRows);
-        } else {
-          CopyBox(to, &args.k_rope, full, column - kNope, row + half * kBoxRows);
-        }
-      }
-    }
-    full = &shared.full_v[at.stage];
-    WaitFor(&shared.empty_v[at.stage], at.parity ^ 1);
-    ArriveAndExpect(full, kValueBytes);
-    for (int32_t half = 0; half < 2; ++half) {
-      for (int32_t box = 0; box < kValueBoxes; ++box) {
-        CopyBox(shared.v[at.stage][box] + half * kBoxElements, &args.v, full,
-                value_column + box * kBoxColumns, row + half * kBoxRows);
-      }
-    }
-  }
+// The thread's number, asked for where it is used: registers are few.
+__device__ int32_t ThisThread() {
+  int32_t thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
 }
 
 __device__ void SyncWarpgroup(int32_t warpgroup) {
@@ -91,50 +43,55 @@ __device__ void PassTurn(int32_t warpgroup) {
                : "memory");
 }
 
-// The warpgroup's 64 query rows, rounded, where the copy engine would have put them.
-__device__ void LoadQueries(const RaggedMhaParams& params, const FlashTile& tile, int32_t head,
-                            int32_t warpgroup, uint16_t (&q)[kKeyBoxes][kBoxElements]) {
-  constexpr int32_t kChunks = kBoxColumns / 8;  // 16 bytes each, of a row of a box
-  const int32_t thread = static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads;
-  const int32_t chunk = thread % kChunks;
-  constexpr int32_t kRowsAtATime = kWarpgroupThreads / kChunks;
-  constexpr int32_t kPasses = kProductRows / kRowsAtATime;
-  // All of them are under way before the first is stored.
-  float4 values[kKeyBoxes][kPasses][2];
+// The warpgroup's next 64 query rows, rounded, as the left operand of products.
+__device__ void TakeQueries(FlashShared& shared, int32_t warpgroup, uint32_t parity,
+                            uint32_t (&queries)[kQueryProducts][4]) {
+  const int32_t warp = ThisThread() / kWarpSize % 4;
+  const int32_t lane = ThisThread() % kWarpSize;
+  WaitFor(&shared.full_q[warpgroup], parity);
+  const float* row = shared.q[16 * warp + lane / 4];
 #pragma unroll
-  for (int32_t box = 0; box < kKeyBoxes; ++box) {
-    const int32_t d = box * kBoxColumns + chunk * 8;
-    const bool is_nope = box * kBoxColumns < kNope;
-    const float* from = is_nope ? params.q_nope + head * params.q_nope_head_stride + d
-                                : params.q_rope + head * params.q_rope_head_stride + d - kNope;
-    const int64_t row_stride = is_nope ? params.q_nope_row_stride : params.q_rope_row_stride;
+  for (int32_t k = 0; k < kQueryProducts; ++k) {
 #pragma unroll
-    for (int32_t pass = 0; pass < kPasses; ++pass) {
-      const int32_t row = warpgroup * kProductRows + pass * kRowsAtATime + thread / kChunks;
-      const auto* row_values =
-          reinterpret_cast<const float4*>(from + (tile.q_begin + row) * row_stride);
-#pragma unroll
-      for (int32_t i = 0; i < 2; ++i) {
-        values[box][pass][i] = row < tile.num_rows ? row_values[i] : make_float4(0, 0, 0, 0);
-      }
+    for (int32_t i = 0; i < 4; ++i) {
+      const int32_t chunk = RotateChunk(4 * k + i / 2 * 2 + lane % 4 / 2, lane / 4);
+      const auto pair = *reinterpret_cast<const float2*>(row + i % 2 * 8 * kQueryPitch +
+                                                         chunk * kChunkValues + lane % 2 * 2);
+      queries[k][i] = PackBfloat16(pair.x, pair.y);
     }
   }
-#pragma unroll
-  for (int32_t box = 0; box < kKeyBoxes; ++box) {
-#pragma unroll
-    for (int32_t pass = 0; pass < kPasses; ++pass) {
-      const int32_t row = pass * kRowsAtATime + thread / kChunks;
-      const float4 a = values[box][pass][0], b = values[box][pass][1];
-      *reinterpret_cast<uint4*>(q[box] + row * kBoxColumns + (chunk ^ row % 8) * 8) =
-          make_uint4(PackBfloat16(a.x, a.y), PackBfloat16(a.z, a.w), PackBfloat16(b.x, b.y),
-                     PackBfloat16(b.z, b.w));
-    }
-  }
-  PublishShared();
-  SyncWarpgroup(warpgroup);
+  __syncwarp();
+  if (lane == 0) Arrive(&shared.empty_q);
 }
 
-// Values of keys [count, kKeys) become zeros for this warpgroup's products.
+// The same of the block's first tile, straight from where they are.
+__device__ void LoadQueries(const RaggedMhaParams& params, const FlashTile& tile, int32_t warpgroup,
+                            uint32_t (&queries)[kQueryProducts][4]) {
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize % 4;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+  const float *nope[2], *rope[2];
+#pragma unroll
+  for (int32_t i = 0; i < 2; ++i) {
+    const int32_t row_of_tile = warpgroup * kProductRows + 16 * warp + lane / 4 + 8 * i;
+    const int64_t row = tile.q_begin + min(row_of_tile, tile.num_rows - 1);
+    nope[i] = params.q_nope + row * params.q_nope_row_stride +
+              tile.head * params.q_nope_head_stride + 2 * (lane % 4);
+    rope[i] = params.q_rope + row * params.q_rope_row_stride +
+              tile.head * params.q_rope_head_stride + 2 * (lane % 4);
+  }
+#pragma unroll
+  for (int32_t k = 0; k < kQueryProducts; ++k) {
+    const int32_t d = k * kProductDepth;
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+      const float* from = d < kFlashNope ? nope[i % 2] + d : rope[i % 2] + d - kFlashNope;
+      const auto pair = *reinterpret_cast<const float2*>(from + i / 2 * 8);
+      queries[k][i] = PackBfloat16(pair.x, pair.y);
+    }
+  }
+}
+
+// Values of keys [count, kFlashKeys) become zeros for this warpgroup's products.
 __device__ void ClearValues(uint16_t (&v)[kValueBoxes][kBlockElements], int32_t count,
                             int32_t warpgroup) {
   const int32_t thread = static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads;
@@ -148,228 +105,237 @@ __device__ void ClearValues(uint16_t (&v)[kValueBoxes][kBlockElements], int32_t 
   SyncWarpgroup(warpgroup);
 }
 
-__device__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// A thread's two rows, of which it has every fourth pair of columns.
-struct RowState {
-  float max[2] = {-INFINITY, -INFINITY};  // of the scores, not scaled
-  float sum[2] = {0, 0};                  // of this thread's columns
-};
-
-// scores -> weights relative to the rows' new largest; `shrink`: what earlier weights are worth
-// now.
-__device__ void Weigh(float (&scores)[kProductSums], float scale_log2, RowState& state,
-                      float (&shrink)[2]) {
-#pragma unroll
-  for (int32_t i = 0; i < 2; ++i) {
-    float largest = state.max[i];
-#pragma unroll
-    for (int32_t j = 0; j < kKeys / 8; ++j) {
-      largest = fmaxf(largest, fmaxf(scores[4 * j + 2 * i], scores[4 * j + 2 * i + 1]));
-    }
-    largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(kFullWarp, largest, 2));
-    const float base = largest == -INFINITY ? 0.0f : largest * scale_log2;
-    shrink[i] = Exp2(fmaf(state.max[i], scale_log2, -base));
-    state.max[i] = largest;
-    float sum = state.sum[i] * shrink[i];
-#pragma unroll
-    for (int32_t j = 0; j < kKeys / 8; ++j) {
-#pragma unroll
-      for (int32_t c = 0; c < 2; ++c) {
-        float& score = scores[4 * j + 2 * i + c];
-        score = Exp2(fmaf(score, scale_log2, -base));
-        sum += score;
-      }
-    }
-    state.sum[i] = sum;
-  }
-}
-
-// Weights as the left operand of 16-key products.
-__device__ void RoundWeights(const float (&weights)[kProductSums],
-                             uint32_t (&rounded)[kKeys / kProductDepth][4]) {
-#pragma unroll
-  for (int32_t k = 0; k < kKeys / kProductDepth; ++k) {
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i) {
-      rounded[k][i] = PackBfloat16(weights[8 * k + 2 * i], weights[8 * k + 2 * i + 1]);
-    }
-  }
-}
-
-__device__ void BeginScores(const FlashShared& shared, int32_t warpgroup, int32_t stage,
+__device__ void BeginScores(const FlashShared& shared, int32_t stage,
+                            const uint32_t (&queries)[kQueryProducts][4],
                             float (&scores)[kProductSums]) {
+  const uint64_t keys = DescribeRows(shared.k[stage]);
   KeepSums(scores);
   BeginProducts();
 #pragma unroll
-  for (int32_t d = 0; d < kNope + kRope; d += kProductDepth) {
-    const int32_t box = d / kBoxColumns, within = d % kBoxColumns;
-    Multiply(scores, DescribeRows(shared.q[warpgroup][box] + within),
-             DescribeRows(shared.k[stage][box] + within), d > 0);
+  for (int32_t k = 0; k < kQueryProducts; ++k) {
+    const int32_t d = k * kProductDepth;
+    const int32_t at = d / kBoxColumns * kBlockElements + d % kBoxColumns;
+    MultiplyRows(scores, queries[k], Further(keys, at), k > 0);
   }
   CommitProducts();
 }
 
 __device__ void BeginValues(const FlashShared& shared, int32_t stage,
-                            uint32_t (&weights)[kKeys / kProductDepth][4],
+                            const uint32_t (&weights)[kKeyProducts][4],
                             float (&out)[kProductSums]) {
+  const uint64_t values = DescribeColumns(shared.v[stage][0], kBlockElements * sizeof(uint16_t));
   KeepSums(out);
   BeginProducts();
 #pragma unroll
-  for (int32_t k = 0; k < kKeys / kProductDepth; ++k) {
-    MultiplyColumns(out, weights[k],
-                    DescribeColumns(shared.v[stage][0] + k * kProductDepth * kBoxColumns,
-                                    kBlockElements * sizeof(uint16_t)));
+  for (int32_t k = 0; k < kKeyProducts; ++k) {
+    MultiplyColumns(out, weights[k], Further(values, k * kProductDepth * kBoxColumns));
   }
   CommitProducts();
 }
 
-// Stores the warpgroup's rows, or merges them with what is there.
-__device__ void StoreRows(const RaggedMhaParams& params, const FlashTile& tile, int32_t head,
-                          const RowState& state, const float (&out)[kProductSums]) {
-  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
+// Stores the first `num_rows` of the warp's rows times `scale`, through shared memory, so that
+// whole lines are written.  `to`: the warp's first row.
+__device__ void StoreLines(const float (&out)[kProductSums], const float (&scale)[2],
+                           int32_t num_rows, float* to, int64_t row_stride,
+                           float (&staged)[kStagedRows][kStagedColumns]) {
+  constexpr int32_t kLanesPerRow = kStagedColumns / kChunkValues;
+  constexpr int32_t kRowsAtATime = kWarpSize / kLanesPerRow;
+  constexpr int32_t kPasses = kStagedRows / kRowsAtATime;
+  static_assert(RotateChunk(0, kRowsAtATime) == 0);
+  const int32_t lane = ThisThread() % kWarpSize;
+  const int32_t row = lane / kLanesPerRow, chunk = lane % kLanesPerRow;
+  const float* from = staged[row] + RotateChunk(chunk, row) * kChunkValues;
+  float4* line[kPasses];
+#pragma unroll
+  for (int32_t pass = 0; pass < kPasses; ++pass) {
+    line[pass] = reinterpret_cast<float4*>(to + (row + pass * kRowsAtATime) * row_stride) + chunk;
+  }
+  float* pairs[kStagedColumns / 8];  // of the thread's first row
+#pragma unroll
+  for (int32_t j = 0; j < kStagedColumns / 8; ++j) {
+    pairs[j] = staged[lane / 4] + RotateChunk(2 * j + lane % 4 / 2, lane / 4) * kChunkValues +
+               lane % 2 * 2;
+  }
+#pragma unroll
+  for (int32_t column = 0; column < kFlashValue; column += kStagedColumns) {
+    __syncwarp();
+#pragma unroll
+    for (int32_t j = 0; j < kStagedColumns / 8; ++j) {
+#pragma unroll
+      for (int32_t i = 0; i < 2; ++i) {
+        const int32_t at = 4 * (column / 8 + j) + 2 * i;
+        *reinterpret_cast<float2*>(pairs[j] + i * 8 * kStagedColumns) =
+            make_float2(out[at] * scale[i], out[at + 1] * scale[i]);
+      }
+    }
+    __syncwarp();
+    float4 values[kPasses];
+#pragma unroll
+    for (int32_t pass = 0; pass < kPasses; ++pass) {
+      values[pass] = *reinterpret_cast<const float4*>(from + pass * kRowsAtATime * kStagedColumns);
+    }
+#pragma unroll
+    for (int32_t pass = 0; pass < kPasses; ++pass) {
+      if (row + pass * kRowsAtATime < num_rows) line[pass][column / kChunkValues] = values[pass];
+    }
+  }
+}
+
+// Stores the thread's row times `scale`, or adds it to `keep` times what is there.
+__device__ void MergeRow(const float (&out)[kProductSums], int32_t row_in_thread, float scale,
+                         float keep, float* to) {
+#pragma unroll
+  for (int32_t j = 0; j < kFlashValue / 8; ++j) {
+    auto* pair = reinterpret_cast<float2*>(to + 8 * j);
+    const int32_t at = 4 * j + 2 * row_in_thread;
+    float2 value = make_float2(out[at] * scale, out[at + 1] * scale);
+    if (keep != 0) {
+      const float2 old = *pair;
+      value = make_float2(fmaf(keep, old.x, value.x), fmaf(keep, old.y, value.y));
+    }
+    *pair = value;
+  }
+}
+
+// Stores the warp's rows, or merges them with what is there.
+__device__ void StoreRows(const RaggedMhaParams& params, const FlashTile& tile,
+                          const RowState& state, const float (&out)[kProductSums],
+                          float (&staged)[kStagedRows][kStagedColumns]) {
+  const int32_t lane = ThisThread() % kWarpSize;
+  const int32_t warp_row = ThisThread() / kWarpSize * kStagedRows;
+  const int64_t first_row = int64_t{tile.q_begin} + warp_row;
+  const int32_t num_rows = tile.num_rows - warp_row;
+  float* to = params.out + first_row * params.out_row_stride + tile.head * params.out_head_stride;
+  float* lse =
+      params.lse == nullptr ? nullptr : params.lse + tile.head * params.lse_stride + first_row;
+  float scale[2];
 #pragma unroll
   for (int32_t i = 0; i < 2; ++i) {
     float sum = state.sum[i];
     sum += __shfl_xor_sync(kFullWarp, sum, 1);
     sum += __shfl_xor_sync(kFullWarp, sum, 2);
-    const int32_t row_of_tile = 16 * warp + lane / 4 + 8 * i;
-    const bool in_tile = row_of_tile < tile.num_rows;
-    const int64_t row = tile.q_begin + row_of_tile;
-    float* lse =
-        params.lse == nullptr || !in_tile ? nullptr : params.lse + head * params.lse_stride + row;
-    const float old_lse = params.accumulate && in_tile ? *lse : -INFINITY;
-    __syncwarp();  // all of a row's lanes have read the old lse
-    if (!in_tile) continue;
+    const int32_t row = lane / 4 + 8 * i;
     const bool blind = sum == 0;
-    const float part_lse = blind ? -INFINITY : fmaf(state.max[i], params.softmax_scale, logf(sum));
-    if (params.accumulate && part_lse == -INFINITY) continue;
-    float scale = blind ? 0.0f : 1.0f / sum, keep = 0, new_lse = part_lse;
-    if (old_lse != -INFINITY) {
-      const MergeWeights weights = WeighByLse(part_lse, old_lse);
-      scale *= weights.part;
-      keep = weights.other;
-      new_lse = weights.lse;
-    }
-    float* to = params.out + row * params.out_row_stride + head * params.out_head_stride;
-#pragma unroll
-    for (int32_t j = 0; j < kValue / 8; ++j) {
-      auto* pair = reinterpret_cast<float2*>(to + 8 * j + 2 * (lane % 4));
-      float2 value = make_float2(out[4 * j + 2 * i] * scale, out[4 * j + 2 * i + 1] * scale);
-      if (keep != 0) {
-        const float2 old = *pair;
-        value = make_float2(fmaf(keep, old.x, value.x), fmaf(keep, old.y, value.y));
+    scale[i] = blind ? 0.0f : 1.0f / sum;
+    if (lse == nullptr) continue;
+    float new_lse = blind ? -INFINITY : fmaf(state.max[i], params.softmax_scale, logf(sum));
+    if (params.accumulate) {
+      const float old_lse = row < num_rows ? lse[row] : -INFINITY;
+      __syncwarp();  // all of a row's lanes have read the old lse
+      if (row >= num_rows || blind) continue;
+      float keep = 0;
+      if (old_lse != -INFINITY) {
+        const MergeWeights weights = WeighByLse(new_lse, old_lse);
+        scale[i] *= weights.part;
+        keep = weights.other;
+        new_lse = weights.lse;
       }
-      *pair = value;
+      MergeRow(out, i, scale[i], keep, to + row * params.out_row_stride + lane % 4 * 2);
     }
-    if (lane % 4 == 0 && lse != nullptr) *lse = new_lse;
+    if (lane % 4 == 0 && row < num_rows) lse[row] = new_lse;
   }
+  if (!params.accumulate) StoreLines(out, scale, num_rows, to, params.out_row_stride, staged);
 }
 
-__device__ void AttendRows(FlashShared& shared, const RaggedMhaParams& params,
-                           const FlashTile& tile, int32_t head, int32_t num_steps) {
-  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
+// A multiplying warpgroup's work: its rows of every tile of the block.
+__device__ void AttendTiles(FlashShared& shared, const RaggedMhaParams& params) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  const int32_t warpgroup = warp / 4;
+  const int32_t warpgroup = static_cast<int32_t>(threadIdx.x) / kWarpgroupThreads;
   const float scale_log2 = params.softmax_scale * kLog2E;
-  RowState state;
-  float out[kProductSums] = {};
-  if (num_steps > 0) {
-    LoadQueries(params, tile, head, warpgroup, shared.q[warpgroup]);
+  const auto arrive = [&](Barrier* barrier) {
+    __syncwarp();
+    if (lane == 0) Arrive(barrier);
+  };
+  RingPosition<kStages> k_at, v_at;
+  RingPosition<kTilePlaces> tile_at;
+  uint32_t queries[kQueryProducts][4];
+  uint32_t query_parity = 0;
+  if (warpgroup == 1) PassTurn(warpgroup);  // the first warpgroup begins
+  WaitFor(&shared.full_tile[0], 0);
+  if (shared.tiles[0].seq >= 0) LoadQueries(params, shared.tiles[0], warpgroup, queries);
+  for (;; tile_at.Advance()) {
+    WaitFor(&shared.full_tile[tile_at.stage], tile_at.parity);
+    const FlashTile& tile = shared.tiles[tile_at.stage];
+    if (tile.seq < 0) break;
+    const int32_t num_steps = tile.num_steps;
+    int32_t offset = tile.offset, left = tile.kv_len;  // from the step's first key on
+    RowState state;
+    float out[kProductSums] = {};
     float scores[kProductSums], shrink[2];
-    uint32_t weights[kKeys / kProductDepth][4];
-    const auto mask = [&](int32_t step) {
-      // Keys that the tile's first row sees are seen by all.
-      if (tile.offset + 1 >= (step + 1) * kKeys && tile.kv_len >= (step + 1) * kKeys) return;
-#pragma unroll
-      for (int32_t i = 0; i < 2; ++i) {
-        const int32_t row = 16 * warp + lane / 4 + 8 * i;
-        const int64_t seen = min(tile.offset + row + 1, tile.kv_len) - int64_t{step} * kKeys;
-        const int32_t count = static_cast<int32_t>(min(max(seen, int64_t{0}), int64_t{kKeys}));
-#pragma unroll
-        for (int32_t j = 0; j < kKeys / 8; ++j) {
-#pragma unroll
-          for (int32_t c = 0; c < 2; ++c) {
-            if (8 * j + 2 * (lane % 4) + c >= count) scores[4 * j + 2 * i + c] = -INFINITY;
-          }
-        }
-      }
-    };
+    uint32_t weights[kKeyProducts][4];
     // The products of this step's scores run beside those of the last step's values.
-    RingPosition<kStages> k_at, v_at;
-    WaitFor(&shared.full_k[0], 0);
-    if (warpgroup == 1) PassTurn(warpgroup);  // the first warpgroup begins
+    WaitFor(&shared.full_k[k_at.stage], k_at.parity);
     TakeTurn(warpgroup);
-    BeginScores(shared, warpgroup, 0, scores);
-    if (warpgroup == 0 || num_steps > 1) PassTurn(warpgroup);
+    BeginScores(shared, k_at.stage, queries, scores);
+    PassTurn(warpgroup);
     WaitForProducts<0>();
     KeepSums(scores);
-    if (lane == 0) Arrive(&shared.empty_k[0]);
+    arrive(&shared.empty_k[k_at.stage]);
     k_at.Advance();
-    mask(0);
-    Weigh(scores, scale_log2, state, shrink);
-    RoundWeights(scores, weights);
+    Mask(scores, offset, left);
+    RaiseMax(scores, scale_log2, state, shrink);
+    Weigh(scores, scale_log2, shrink, state, weights, out);
     for (int32_t step = 1; step < num_steps; ++step, k_at.Advance(), v_at.Advance()) {
+      offset -= kFlashKeys;
+      left -= kFlashKeys;
       WaitFor(&shared.full_k[k_at.stage], k_at.parity);
       TakeTurn(warpgroup);
-      BeginScores(shared, warpgroup, k_at.stage, scores);
+      BeginScores(shared, k_at.stage, queries, scores);
       WaitFor(&shared.full_v[v_at.stage], v_at.parity);
       BeginValues(shared, v_at.stage, weights, out);
-      if (warpgroup == 0 || step + 1 < num_steps) PassTurn(warpgroup);
+      PassTurn(warpgroup);
       WaitForProducts<1>();
       KeepSums(scores);
-      if (lane == 0) Arrive(&shared.empty_k[k_at.stage]);
-      mask(step);
-      Weigh(scores, scale_log2, state, shrink);
+      arrive(&shared.empty_k[k_at.stage]);
+      Mask(scores, offset, left);
+      RaiseMax(scores, scale_log2, state, shrink);
       WaitForProducts<0>();
       KeepSums(out);
-      if (lane == 0) Arrive(&shared.empty_v[v_at.stage]);
-#pragma unroll
-      for (int32_t j = 0; j < kProductSums; ++j) out[j] *= shrink[j / 2 % 2];
-      RoundWeights(scores, weights);
+      arrive(&shared.empty_v[v_at.stage]);
+      Weigh(scores, scale_log2, shrink, state, weights, out);
     }
     WaitFor(&shared.full_v[v_at.stage], v_at.parity);
-    const int64_t left = tile.kv_len - int64_t{num_steps - 1} * kKeys;
-    if (left < kKeys) ClearValues(shared.v[v_at.stage], static_cast<int32_t>(left), warpgroup);
+    if (left < kFlashKeys) ClearValues(shared.v[v_at.stage], left, warpgroup);
     BeginValues(shared, v_at.stage, weights, out);
+    TakeQueries(shared, warpgroup, query_parity, queries);
+    query_parity ^= 1;
     WaitForProducts<0>();
     KeepSums(out);
+    arrive(&shared.empty_v[v_at.stage]);
+    v_at.Advance();
+    StoreRows(params, tile, state, out, shared.staged[ThisThread() / kWarpSize]);
+    arrive(&shared.empty_tile[tile_at.stage]);
   }
-  StoreRows(params, tile, head, state, out);
+  if (warpgroup == 0) TakeTurn(warpgroup);  // the last one that was passed
 }
 
-// Grid: heads, tiles.
+// Blocks that take one tile after the other.
 __global__ void __launch_bounds__(kFlashThreads, 1)
     FlashMhaKernel(const __grid_constant__ FlashArgs args) {
   const auto address = reinterpret_cast<uintptr_t>(DynamicShared());
   auto& shared = *reinterpret_cast<FlashShared*>((address + kBoxAlignment - 1) / kBoxAlignment *
                                                  kBoxAlignment);
-  const FlashTile tile = FindFlashTile(args.mha, static_cast<int32_t>(blockIdx.y));
-  if (tile.seq < 0) return;
-  const int32_t head = static_cast<int32_t>(blockIdx.x);
-  const auto num_steps = static_cast<int32_t>(CeilDiv(tile.num_keys, int64_t{kKeys}));
-  if (threadIdx.x == 0) {
-    for (int32_t s = 0; s < kStages; ++s) {
-      InitBarrier(&shared.full_k[s], 1);
-      InitBarrier(&shared.full_v[s], 1);
-      InitBarrier(&shared.empty_k[s], kWarps);
-      InitBarrier(&shared.empty_v[s], kWarps);
-    }
-    PublishBarriers();
-  }
+  if (threadIdx.x == 0) InitBarriers(shared);
   __syncthreads();
-  if (threadIdx.x >= 2 * kWarpgroupThreads) {
-    GiveRegisters<24>();
-    if (threadIdx.x == 2 * kWarpgroupThreads) CopySteps(shared, args, tile, head, num_steps);
-  } else {
+  if (threadIdx.x < 2 * kWarpgroupThreads) {
     TakeRegisters<240>();
-    AttendRows(shared, args.mha, tile, head, num_steps);
+    AttendTiles(shared, args.mha);
+  } else {
+    const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize - kProductWarps;
+    FlashTile first_tile;
+    int32_t tiles_per_head = 0;
+    if (warp == 0) {  // while there are registers
+      tiles_per_head = CountTiles(args.mha);
+      first_tile = FindTile(args.mha, args.heads_at_a_time, tiles_per_head, blockIdx.x);
+    }
+    GiveRegisters<24>();
+    if (warp == 0) {
+      FindTiles(shared, args, tiles_per_head, first_tile);
+    } else if (warp == 1) {
+      if (threadIdx.x % kWarpSize == 0) CopySteps(shared, args);
+    } else {
+      CopyQueries(shared, args.mha, warp - 2);
+    }
   }
 }
 
@@ -379,13 +345,24 @@ MatrixShape HeadsOf(const RaggedMhaParams& params, const void* data, int64_t row
   return {data, params.num_keys, (params.num_heads - 1) * head_stride + columns, row_stride};
 }
 MatrixShape NopeKeys(const RaggedMhaParams& params) {
-  return HeadsOf(params, params.k_nope, params.k_nope_row_stride, params.k_nope_head_stride, kNope);
+  return HeadsOf(params, params.k_nope, params.k_nope_row_stride, params.k_nope_head_stride,
+                 kFlashNope);
 }
 MatrixShape RopeKeys(const RaggedMhaParams& params) {
-  return {params.k_rope, params.num_keys, kRope, params.k_rope_row_stride};
+  return {params.k_rope, params.num_keys, kFlashRope, params.k_rope_row_stride};
 }
 MatrixShape Values(const RaggedMhaParams& params) {
-  return HeadsOf(params, params.v, params.v_row_stride, params.v_head_stride, kValue);
+  return HeadsOf(params, params.v, params.v_row_stride, params.v_head_stride, kFlashValue);
+}
+
+// As many heads as have keys and values that the second-level cache holds; all if they have twice
+// that, since blocks end less together where groups change.
+int32_t HeadsAtATime(const RaggedMhaParams& params) {
+  constexpr int64_t kCachedBytes = int64_t{32} << 20;
+  const int64_t head_bytes = int64_t{params.num_keys} * (kFlashNope + kFlashValue) *
+                             static_cast<int64_t>(sizeof(uint16_t));
+  if (head_bytes * params.num_heads <= 2 * kCachedBytes) return params.num_heads;
+  return static_cast<int32_t>(std::clamp<int64_t>(kCachedBytes / head_bytes, 1, params.num_heads));
 }
 
 }  // namespace
@@ -395,8 +372,8 @@ bool CanRunFlashMha(const RaggedMhaParams& params) {
     return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && row_stride % 4 == 0 &&
            head_stride % 4 == 0;
   };
-  return params.kv_dtype == DType::kBfloat16 && params.qk_nope_head_dim == kNope &&
-         params.qk_rope_head_dim == kRope && params.v_head_dim == kValue &&
+  return params.kv_dtype == DType::kBfloat16 && params.qk_nope_head_dim == kFlashNope &&
+         params.qk_rope_head_dim == kFlashRope && params.v_head_dim == kFlashValue &&
          params.softmax_scale > 0 && CanMap(NopeKeys(params)) && CanMap(RopeKeys(params)) &&
          CanMap(Values(params)) &&
          aligned(params.q_nope, params.q_nope_row_stride, params.q_nope_head_stride) &&
@@ -407,14 +384,17 @@ bool CanRunFlashMha(const RaggedMhaParams& params) {
 absl::Status FlashMha(const Launcher& launcher, const RaggedMhaParams& params) {
   FlashArgs args;
   args.mha = params;
+  args.heads_at_a_time = HeadsAtATime(params);
+  args.ticket = launcher.device.tickets;
   ASSIGN_OR_RETURN(args.k_nope, MakeTensorMap(NopeKeys(params)));
   ASSIGN_OR_RETURN(args.k_rope, MakeTensorMap(RopeKeys(params)));
   ASSIGN_OR_RETURN(args.v, MakeTensorMap(Values(params)));
   // Every sequence may end with a tile that is not full.
-  const int32_t max_tiles = CeilDiv(params.num_rows, kFlashRows) + params.num_seqs;
+  const int64_t max_tiles =
+      int64_t{CeilDiv(params.num_rows, kFlashRows) + params.num_seqs} * params.num_heads;
   return Launch(
       launcher, "flash_mha", FlashMhaKernel,
-      {.grid = dim3(static_cast<uint32_t>(params.num_heads), static_cast<uint32_t>(max_tiles)),
+      {.grid = dim3(static_cast<uint32_t>(std::min<int64_t>(max_tiles, launcher.device.num_sms))),
        .threads = kFlashThreads,
        .shared_bytes = sizeof(FlashShared) + kBoxAlignment},
       args);

@@ -20,10 +20,6 @@ enum class LeftOperand : int32_t {
   kBoxColumns = 1,  // a described by DescribeColumns
 };
 
-// A description of what lies `elements` further on.
-__device__ inline uint64_t Further(uint64_t description, int32_t elements) {
-  return description + static_cast<uint64_t>(elements * 2 / 16);
-}
 // The same value, which the warp's lanes have in common, where the compiler knows that they do.
 __device__ inline int32_t Common(int32_t value) { return __shfl_sync(kFullWarp, value, 0); }
 

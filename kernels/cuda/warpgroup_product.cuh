@@ -43,6 +43,10 @@ __device__ inline uint64_t DescribeColumns(const void* from, uint32_t box_bytes)
   return kSwizzle128 | kEightRows | uint64_t{box_bytes / 16} << 16 |
          (SharedAddress(from) & 0x3ffff) >> 4;
 }
+// A description of what lies `elements` further on.
+__device__ inline uint64_t Further(uint64_t description, int32_t elements) {
+  return description + static_cast<uint64_t>(elements * 2 / 16);
+}
 
 __device__ inline void BeginProducts() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 __device__ inline void CommitProducts() {
@@ -139,9 +143,9 @@ __device__ inline void Multiply(float (&d)[128], uint64_t a, uint64_t b, bool ad
       : "l"(a), "l"(b), "r"(add ? 1 : 0));
 }
 
-// 128 columns, a in registers, and b described by DescribeColumns.
-__device__ inline void MultiplyColumns(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
-                                       bool add = true) {
+// 128 columns, a in registers; b described by DescribeColumns, or if not kColumns by DescribeRows.
+template <bool kColumns>
+__device__ inline void MultiplyHeld(float (&d)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
@@ -151,7 +155,7 @@ __device__ inline void MultiplyColumns(float (&d)[64], const uint32_t (&a)[4], u
       "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "
       "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "
       "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n"
+      "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n"
       "}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
@@ -163,7 +167,16 @@ __device__ inline void MultiplyColumns(float (&d)[64], const uint32_t (&a)[4], u
         "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
         "+f"(d[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0),
+        "n"(kColumns ? 1 : 0));
+}
+__device__ inline void MultiplyColumns(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
+                                       bool add = true) {
+  MultiplyHeld<true>(d, a, b, add);
+}
+__device__ inline void MultiplyRows(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
+                                    bool add = true) {
+  MultiplyHeld<false>(d, a, b, add);
 }
 
 }  // namespace kernels::cuda

@@ -289,14 +289,8 @@ class CudaFlashMhaTest : public DeviceTest {
     EXPECT_TRUE(AllClose(Download(device.lse, batch.lse.size()), batch.lse,
                          {.abs = 1e-4, .rel = 1e-5, .cosine = 1e-10}));
   }
-};
-
-TEST_F(CudaFlashMhaTest, EqualsTheCpu) {
-  for (const bool dense : {true, false}) {
-    SCOPED_TRACE(dense);
-    // One token; prefixes; tile edges; without rows, keys, both; more rows than keys.
-    Batch batch = MakeBatch({1, 5, 127, 128, 129, 0, 3, 0, 7, 300, 64, 65, 1},
-                            {1, 70, 127, 128, 129, 9, 0, 0, 4, 511, 64, 193, 400}, 11, dense);
+  // The same twice.
+  void ExpectEqualsTheCpu(Batch& batch) {
     const RaggedMhaParams device = DeviceParams(batch);
     ASSERT_TRUE(device_->attention().RaggedMha({}, device).ok());
     ASSERT_TRUE(host_->attention().RaggedMha({}, HostParams(batch)).ok());
@@ -305,6 +299,35 @@ TEST_F(CudaFlashMhaTest, EqualsTheCpu) {
     ASSERT_TRUE(device_->attention().RaggedMha({}, device).ok());
     EXPECT_TRUE(BitEqual(Download(device.out, batch.out.size()), once));
   }
+};
+
+TEST_F(CudaFlashMhaTest, EqualsTheCpu) {
+  for (const bool dense : {true, false}) {
+    SCOPED_TRACE(dense);
+    // One token; prefixes; tile edges; without rows, keys, both; more rows than keys.
+    Batch batch = MakeBatch({1, 5, 127, 128, 129, 0, 3, 0, 7, 300, 64, 65, 1},
+                            {1, 70, 127, 128, 129, 9, 0, 0, 4, 511, 64, 193, 400}, 11, dense);
+    ExpectEqualsTheCpu(batch);
+  }
+}
+
+TEST_F(CudaFlashMhaTest, BlocksTakeSeveralTilesEach) {
+  // Of so many sequences that their tiles are sorted, and of more.
+  for (const int32_t num_seqs : {60, 140}) {
+    SCOPED_TRACE(num_seqs);
+    std::vector<int32_t> q_lens, kv_lens;
+    for (int32_t i = 0; i < num_seqs; ++i) {
+      q_lens.push_back(i * 37 % 150);
+      kv_lens.push_back(i % 7 == 0 ? q_lens.back() / 2 : q_lens.back() + i % 5 * 60);
+    }
+    Batch batch = MakeBatch(q_lens, kv_lens, 21);
+    ExpectEqualsTheCpu(batch);
+  }
+}
+
+TEST_F(CudaFlashMhaTest, HeadsWhoseKeysDoNotFitTheCacheTogether) {
+  Batch batch = MakeBatch({5, 130}, {50000, 300}, 9);
+  ExpectEqualsTheCpu(batch);
 }
 
 TEST_F(CudaFlashMhaTest, CausalOffsetsAndAccumulationEqualTheCpu) {
