@@ -258,6 +258,8 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
                   .shared_out = has_shared ? work.shared_out : nullptr,
                   .output = params.output,
                   .output_row_stride = params.output_row_stride,
+                  .aligned = reinterpret_cast<uintptr_t>(params.output) % 16 == 0 &&
+                             params.output_row_stride % 4 == 0,
                   .hidden = hidden});
 }
 
