@@ -1,4 +1,4 @@
-// The experts' products with many rows, all of them as tiles of one grid (gemm_tile.cuh).
+// The experts' products with many rows, all of them as tiles of one grid (token_tile.cuh).
 
 #ifndef KERNELS_CUDA_EXPERT_PRODUCTS_H_
 #define KERNELS_CUDA_EXPERT_PRODUCTS_H_
@@ -24,7 +24,9 @@ struct ExpertProduct {
   CUtensorMap shared_first = {};
   CUtensorMap shared_second = {};
   const int32_t* count = nullptr;  // [num_experts] slots
+  int32_t* num_drawn = nullptr;    // 0; the grid's own from then on
   int32_t num_experts = 0;
+  int64_t num_slots = 0;
   int32_t shared_rows = 0;  // 0: no shared expert
   int64_t depth = 0;
   int64_t shared_depth = 0;

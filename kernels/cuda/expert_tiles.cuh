@@ -1,5 +1,5 @@
-// The tiles of an ExpertProduct and the order in which a grid's blocks take them: tiles of up to
-// kTileTokens rows by a number of the output's columns.
+// The tiles of an ExpertProduct and their order: tiles of up to tile_tokens rows by a number of the
+// output's columns.
 
 #ifndef KERNELS_CUDA_EXPERT_TILES_CUH_
 #define KERNELS_CUDA_EXPERT_TILES_CUH_
@@ -15,13 +15,11 @@
 
 namespace kernels::cuda {
 
-inline constexpr int32_t kTileTokens = 128;
-
 struct ExpertTile {
-  int32_t expert = -1;    // -1: the shared one
-  int32_t row_begin = 0;  // of the operand
-  int32_t num_rows = 0;
-  int32_t column_begin = 0;
+  int32_t expert;     // -1: the shared one
+  int32_t row_begin;  // of the operand
+  int32_t num_rows;
+  int32_t column_begin;
 
   __device__ bool is_shared() const { return expert < 0; }
 };
@@ -33,14 +31,15 @@ struct TileTable {
 };
 
 // The first warp's work, before the block's barrier.
-__device__ inline void MakeTable(const ExpertProduct& product, TileTable& table) {
+__device__ inline void MakeTable(const ExpertProduct& product, int32_t tile_tokens,
+                                 TileTable& table) {
   if (threadIdx.x >= kWarpSize) return;
   const int32_t lane = static_cast<int32_t>(threadIdx.x);
   int32_t slots = 0, tiles = 0;
   for (int32_t begin = 0; begin < product.num_experts; begin += kWarpSize) {
     const int32_t expert = begin + lane;
     const int32_t count = expert < product.num_experts ? product.count[expert] : 0;
-    const int32_t num_tiles = CeilDiv(count, kTileTokens);
+    const int32_t num_tiles = CeilDiv(count, tile_tokens);
     int32_t slots_to = count, tiles_to = num_tiles;
     for (int32_t offset = 1; offset < kWarpSize; offset *= 2) {
       const int32_t more_slots = __shfl_up_sync(kFullWarp, slots_to, offset);
@@ -63,53 +62,52 @@ __device__ inline void MakeTable(const ExpertProduct& product, TileTable& table)
   }
 }
 
-// A block's share of the tiles of kColumns columns.
+// Part `index` of `count` rows that `num_parts` tiles share evenly, in steps of kTokenStep.
+struct Share {
+  __device__ Share(int32_t count_of_all, int32_t num_parts, int32_t index) {
+    const int32_t steps = CeilDiv(count_of_all, kTokenStep);
+    const int32_t of_each = steps / num_parts, more = steps % num_parts;
+    begin = kTokenStep * (index * of_each + min(index, more));
+    count = min(kTokenStep * (of_each + (index < more ? 1 : 0)), count_of_all - begin);
+  }
+  int32_t begin;
+  int32_t count;
+};
+
+// All tiles of kColumns columns, by turn.
 template <int32_t kColumns>
 class TileOrder {
  public:
   // The table is made.
-  __device__ TileOrder(const ExpertProduct& product, const TileTable& table)
+  __device__ TileOrder(const ExpertProduct& product, int32_t tile_tokens, const TileTable& table)
       : product_(product), table_(table) {
     const auto column_tiles = [](int64_t columns) {
       return static_cast<int32_t>(CeilDiv(columns, int64_t{kColumns}));
     };
     column_tiles_ = column_tiles(product.columns);
-    shared_row_tiles_ = CeilDiv(product.shared_rows, kTileTokens);
+    shared_row_tiles_ = CeilDiv(product.shared_rows, tile_tokens);
     shared_tiles_ = shared_row_tiles_ * column_tiles(product.shared_columns);
-    const int32_t routed_tiles = table.tile_begin[product.num_experts] * column_tiles_;
-    shared_begin_ = shared_tiles_ <= blocks_;
-    counts_twice_ = shared_begin_ && product.shared_depth >= 2 * product.depth &&
-                    routed_tiles >= blocks_ - shared_tiles_;
-    num_turns_ = routed_tiles + shared_tiles_ * (counts_twice_ ? 2 : 1);
+    num_turns_ = table.tile_begin[product.num_experts] * column_tiles_ + shared_tiles_;
+    const auto blocks = static_cast<int32_t>(gridDim.x);
+    shared_end_ = shared_tiles_ <= blocks ? shared_tiles_
+                                          : max(shared_tiles_, num_turns_ - kTurnsAtEnd * blocks);
   }
 
-  // take(tile) for each of the block's tiles, in the same order in every thread.
-  template <typename Take>
-  __device__ void ForEach(Take take) const {
-    for (int32_t turn = static_cast<int32_t>(blockIdx.x); turn < num_turns_; turn += blocks_) {
-      const bool sits_out = counts_twice_ && turn >= blocks_ && turn < blocks_ + shared_tiles_;
-      if (!sits_out) take(TileAt(turn));
-    }
+  __device__ int32_t num_turns() const { return num_turns_; }
+  __device__ ExpertTile TileAt(int32_t turn) const {
+    const int32_t before = SharedBefore(turn);
+    if (SharedBefore(turn + 1) == before) return RoutedTile(turn - before);
+    const Share share(product_.shared_rows, shared_row_tiles_, before % shared_row_tiles_);
+    return {-1, share.begin, share.count, before / shared_row_tiles_ * kColumns};
   }
 
  private:
-  // Tiles of the shared expert begin, if they are few; if one of them counts twice, its block sits
-  // out the next turn.  Many of them, whose weights are few, stand spread among the others, whose
-  // weights keep the memory busy.
+  // Tiles of the shared expert begin, if they are few.  Many of them, whose weights are few, stand
+  // spread among the others, whose weights keep the memory busy, but not at the end: they are long.
+  static constexpr int32_t kTurnsAtEnd = 2;
   __device__ int32_t SharedBefore(int32_t turn) const {
-    return shared_begin_ ? min(turn, shared_tiles_)
-                         : static_cast<int32_t>(int64_t{turn} * shared_tiles_ / num_turns_);
-  }
-  __device__ ExpertTile TileAt(int32_t turn) const {
-    const int32_t before = SharedBefore(turn);
-    if (SharedBefore(turn + 1) == before) {
-      return RoutedTile(turn - before - (counts_twice_ && turn >= blocks_ ? shared_tiles_ : 0));
-    }
-    ExpertTile tile;
-    tile.row_begin = before % shared_row_tiles_ * kTileTokens;
-    tile.num_rows = min(kTileTokens, product_.shared_rows - tile.row_begin);
-    tile.column_begin = before / shared_row_tiles_ * kColumns;
-    return tile;
+    if (turn >= shared_end_) return shared_tiles_;
+    return static_cast<int32_t>(int64_t{turn} * shared_tiles_ / shared_end_);
   }
   // An expert's tiles with the same weights follow each other.
   __device__ ExpertTile RoutedTile(int32_t index) const {
@@ -123,19 +121,17 @@ class TileOrder {
     const int32_t count = table_.slot_begin[expert + 1] - table_.slot_begin[expert];
     const int32_t num_tiles = table_.tile_begin[expert + 1] - table_.tile_begin[expert];
     const int32_t within = index - table_.tile_begin[expert] * column_tiles_;
-    const int32_t begin = within % num_tiles * kTileTokens;
-    return {expert, table_.slot_begin[expert] + begin, min(kTileTokens, count - begin),
+    const Share share(count, num_tiles, within % num_tiles);
+    return {expert, table_.slot_begin[expert] + share.begin, share.count,
             within / num_tiles * kColumns};
   }
 
   const ExpertProduct& product_;
   const TileTable& table_;
-  const int32_t blocks_ = static_cast<int32_t>(gridDim.x);
   int32_t column_tiles_;
   int32_t shared_row_tiles_;
   int32_t shared_tiles_;
-  bool shared_begin_;
-  bool counts_twice_;
+  int32_t shared_end_;  // none of them from this turn on
   int32_t num_turns_;
 };
 

@@ -19,6 +19,7 @@ constexpr int32_t kValues = 8;  // bf16 values that a thread takes at a time
 
 struct Workspace {
   ExpertChoice choice;
+  int32_t* num_drawn;          // [2]: of either product's tiles
   uint16_t* normed;            // [rows, hidden]
   uint16_t* sorted;            // [slots, hidden]
   uint16_t* activated;         // [slots, intermediate]
@@ -37,6 +38,7 @@ int64_t LayOut(std::byte* base, int64_t rows, const GateConfig& gate, int64_t hi
   carver.Take(work.choice.count, gate.num_experts);
   carver.Take(work.choice.slot_row, slots);
   carver.Take(work.choice.slot_of_pair, slots);
+  carver.Take(work.num_drawn, 2);
   carver.Take(work.normed, rows * hidden);
   carver.Take(work.sorted, slots * hidden);
   carver.Take(work.activated, slots * intermediate);
@@ -46,10 +48,12 @@ int64_t LayOut(std::byte* base, int64_t rows, const GateConfig& gate, int64_t hi
   return carver.size();
 }
 
-// sorted[slot] <- normed[row of slot].  One block a row.
+// sorted[slot] <- normed[row of slot], num_drawn <- 0.  One block a row.
 __global__ void __launch_bounds__(kThreads)
-    SortRowsKernel(ExpertChoice choice, const uint16_t* normed, uint16_t* sorted, int64_t hidden) {
+    SortRowsKernel(ExpertChoice choice, const uint16_t* normed, uint16_t* sorted, int64_t hidden,
+                   int32_t* num_drawn) {
   WaitForPrevious();
+  if (blockIdx.x == 0 && threadIdx.x < 2) num_drawn[threadIdx.x] = 0;
   const int64_t row = blockIdx.x;
   const int32_t* slots = choice.slot_of_pair + row * choice.top_k;
   for (int64_t i = kValues * int64_t{threadIdx.x}; i < hidden; i += kValues * kThreads) {
@@ -206,12 +210,13 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
   RETURN_IF_ERROR(Launch(
       launcher, "moe sort rows", SortRowsKernel,
       {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads, .early = true},
-      work.choice, work.normed, work.sorted, hidden));
+      work.choice, work.normed, work.sorted, hidden, work.num_drawn));
 
   const bool has_shared = shared_intermediate > 0;
   ExpertProduct product;
   product.count = work.choice.count;
   product.num_experts = params.gate.num_experts;
+  product.num_slots = slots;
   // Worth it from some rows an expert on, and while most experts' weights are read once.
   product.rows_stay =
       slots >= 32 * params.gate.num_experts && slots <= 112 * params.gate.num_experts;
@@ -236,6 +241,7 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
   product.shared_second = experts.shared.up;
   product.columns = intermediate;
   product.shared_columns = shared_intermediate;
+  product.num_drawn = &work.num_drawn[0];
   product.out = work.activated;
   product.shared_out = work.shared_activated;
   RETURN_IF_ERROR(MultiplyExperts(launcher, product, /*swiglu=*/true));
@@ -245,6 +251,7 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
   product.shared_first = product.shared_second = experts.shared.down;
   product.columns = hidden;
   product.shared_columns = has_shared ? hidden : 0;
+  product.num_drawn = &work.num_drawn[1];
   product.out = work.out;
   product.shared_out = work.shared_out;
   RETURN_IF_ERROR(MultiplyExperts(launcher, product, /*swiglu=*/false));

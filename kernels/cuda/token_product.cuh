@@ -1,4 +1,4 @@
-// The warpgroup's bf16 product (warpgroup_product.cuh) of 64 rows with 16, 32 .. 128 columns.
+// The warpgroup's bf16 product (warpgroup_product.cuh) of 64 rows with 16, 32 .. 192 columns.
 
 #ifndef KERNELS_CUDA_TOKEN_PRODUCT_CUH_
 #define KERNELS_CUDA_TOKEN_PRODUCT_CUH_
@@ -32,6 +32,10 @@ __device__ void MultiplyTokens(float (&d)[kSums], uint64_t a, uint64_t b);
 #define FERRY_NAMES_48 FERRY_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define FERRY_NAMES_56 FERRY_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define FERRY_NAMES_64 FERRY_NAMES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define FERRY_NAMES_72 FERRY_NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define FERRY_NAMES_80 FERRY_NAMES_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define FERRY_NAMES_88 FERRY_NAMES_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define FERRY_NAMES_96 FERRY_NAMES_88 ", %88, %89, %90, %91, %92, %93, %94, %95"
 FERRY_TOKEN_PRODUCT(16, FERRY_NAMES_8, "%8", "%9", FERRY_SUMS(0))
 FERRY_TOKEN_PRODUCT(32, FERRY_NAMES_16, "%16", "%17", FERRY_SUMS(0), FERRY_SUMS(8))
 FERRY_TOKEN_PRODUCT(48, FERRY_NAMES_24, "%24", "%25", FERRY_SUMS(0), FERRY_SUMS(8), FERRY_SUMS(16))
@@ -45,6 +49,18 @@ FERRY_TOKEN_PRODUCT(112, FERRY_NAMES_56, "%56", "%57", FERRY_SUMS(0), FERRY_SUMS
                     FERRY_SUMS(24), FERRY_SUMS(32), FERRY_SUMS(40), FERRY_SUMS(48))
 FERRY_TOKEN_PRODUCT(128, FERRY_NAMES_64, "%64", "%65", FERRY_SUMS(0), FERRY_SUMS(8), FERRY_SUMS(16),
                     FERRY_SUMS(24), FERRY_SUMS(32), FERRY_SUMS(40), FERRY_SUMS(48), FERRY_SUMS(56))
+FERRY_TOKEN_PRODUCT(144, FERRY_NAMES_72, "%72", "%73", FERRY_SUMS(0), FERRY_SUMS(8), FERRY_SUMS(16),
+                    FERRY_SUMS(24), FERRY_SUMS(32), FERRY_SUMS(40), FERRY_SUMS(48), FERRY_SUMS(56),
+                    FERRY_SUMS(64))
+FERRY_TOKEN_PRODUCT(160, FERRY_NAMES_80, "%80", "%81", FERRY_SUMS(0), FERRY_SUMS(8), FERRY_SUMS(16),
+                    FERRY_SUMS(24), FERRY_SUMS(32), FERRY_SUMS(40), FERRY_SUMS(48), FERRY_SUMS(56),
+                    FERRY_SUMS(64), FERRY_SUMS(72))
+FERRY_TOKEN_PRODUCT(176, FERRY_NAMES_88, "%88", "%89", FERRY_SUMS(0), FERRY_SUMS(8), FERRY_SUMS(16),
+                    FERRY_SUMS(24), FERRY_SUMS(32), FERRY_SUMS(40), FERRY_SUMS(48), FERRY_SUMS(56),
+                    FERRY_SUMS(64), FERRY_SUMS(72), FERRY_SUMS(80))
+FERRY_TOKEN_PRODUCT(192, FERRY_NAMES_96, "%96", "%97", FERRY_SUMS(0), FERRY_SUMS(8), FERRY_SUMS(16),
+                    FERRY_SUMS(24), FERRY_SUMS(32), FERRY_SUMS(40), FERRY_SUMS(48), FERRY_SUMS(56),
+                    FERRY_SUMS(64), FERRY_SUMS(72), FERRY_SUMS(80), FERRY_SUMS(88))
 #undef FERRY_SUMS
 #undef FERRY_TOKEN_PRODUCT
 #undef FERRY_NAMES_8
@@ -55,14 +71,10 @@ FERRY_TOKEN_PRODUCT(128, FERRY_NAMES_64, "%64", "%65", FERRY_SUMS(0), FERRY_SUMS
 #undef FERRY_NAMES_48
 #undef FERRY_NAMES_56
 #undef FERRY_NAMES_64
-
-// An 8 x 8 matrix of 16-bit values transposed: lane 4 g + t gives (row g, columns 2t, 2t + 1) and
-// gets (row 2t, column g) and (row 2t + 1, column g).
-__device__ inline uint32_t TransposeMatrix(uint32_t words) {
-  uint32_t transposed;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(words));
-  return transposed;
-}
+#undef FERRY_NAMES_72
+#undef FERRY_NAMES_80
+#undef FERRY_NAMES_88
+#undef FERRY_NAMES_96
 
 }  // namespace kernels::cuda
 

@@ -1,8 +1,9 @@
-// Tiles of W A^T for a few to many rows: 256 rows of weights by up to 128 tokens, bf16 operands and
-// float32 sums.  The weights are what a warpgroup's product has 64 rows of, the tokens its columns,
-// so that a tile costs what it has tokens, in steps of 16.  A block stays and takes tile after
-// tile. One thread has the copy engine fetch weights and another tokens into a ring of stages, 64
-// of the depth each; they run ahead of the warpgroups that multiply, into the next tile too.
+// Tiles of W A^T for a few to many rows: 256 rows of weights by up to 160 or 192 tokens, bf16
+// operands and float32 sums.  The weights are what a warpgroup's product has 64 rows of, the tokens
+// its columns, so that a tile costs what it has tokens, in steps of 16.  A block stays and takes
+// tile after tile.  One thread has the copy engine fetch weights and another tokens into a ring of
+// stages, 64 of the depth each; they run ahead of the warpgroups that multiply, into the next tile
+// too.
 //
 // Every sum is over the depth in ascending order, in a tree that the hardware fixes: a token's bits
 // do not depend on the other tokens, nor on its place in the tile.
@@ -25,26 +26,37 @@
 namespace kernels::cuda {
 
 inline constexpr int32_t kTileBoxes = 4;  // of weights: two of 64 rows a warpgroup
-inline constexpr int32_t kTileStages = 4;
 inline constexpr int32_t kMultiplyWarps = 8;
 inline constexpr int32_t kTokenTileThreads = 3 * kWarpgroupThreads;  // the last ones copy
+inline constexpr int32_t kStoreTokens = 32;                          // of results on their way out
+inline constexpr int32_t kStoreValues = 8;                           // 16 bytes
 
+// For tiles of up to kTokens tokens: as many stages as there is room for.
+template <int32_t kTokens>
 struct TokenTileShared {
-  uint16_t weights[kTileStages][kTileBoxes * kBoxElements];
-  uint16_t tokens[kTileStages][kTileTokens * kBoxColumns];
-  Barrier full[kTileStages];
-  Barrier empty[kTileStages];
+  static constexpr int32_t kStages = kTokens <= 160 ? 4 : 3;
+
+  uint16_t weights[kStages][kTileBoxes * kBoxElements];
+  uint16_t tokens[kStages][kTokens * kBoxColumns];
+  uint16_t results[2][kStoreTokens * kBoxRows];  // of a warpgroup
+  Barrier full[kStages];
+  Barrier empty[kStages];
 };
-inline constexpr size_t kTokenTileSharedBytes = sizeof(TokenTileShared) + kBoxAlignment;
 
 // A thread's part in a block's tiles.  All threads take the same tiles, in the same order: one
 // thread by CopyWeights, one by CopyTokens, the multiplying warps by Multiply.
+template <int32_t kTileTokens>
 class TokenTileThread {
  public:
+  using Shared = TokenTileShared<kTileTokens>;
+  static constexpr int32_t kStages = Shared::kStages;
+  static constexpr int32_t kMaxTokens = kTileTokens;
+  static constexpr size_t kSharedBytes = sizeof(Shared) + kBoxAlignment;
+
   // Every thread of the block.
-  __device__ explicit TokenTileThread(TokenTileShared& shared) : shared_(shared) {
+  __device__ explicit TokenTileThread(Shared& shared) : shared_(shared) {
     if (threadIdx.x == 0) {
-      for (int32_t s = 0; s < kTileStages; ++s) {
+      for (int32_t s = 0; s < kStages; ++s) {
         InitBarrier(&shared.full[s], 2);
         InitBarrier(&shared.empty[s], kMultiplyWarps);
       }
@@ -114,24 +126,45 @@ class TokenTileThread {
   }
 
   // Bf16 results at(i, j, c): the product's row i of this thread's two, token 8 j + 2 t + c, t the
-  // lane's place of four.  store(column, token, word) takes two neighbouring rows of the first box,
-  // which are columns of the output, of one token.
+  // lane's place of four.  store(column, token, values) takes eight neighbouring rows of the first
+  // box, which are columns of the output, of one token.
   template <int32_t kTokens, typename At, typename Store>
   __device__ void StoreTransposed(At at, Store store) {
-    const int32_t g = lane_ / 4, t = lane_ % 4;
+    constexpr int32_t kPieces = kBoxRows / kStoreValues;  // of a token's line
+    const int32_t group = warp_ / 4, thread = static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads;
+    uint16_t* lines = shared_.results[group];
+    const auto piece_at = [&](int32_t token, int32_t piece) {
+      return lines + token * kBoxRows + (piece ^ token % kPieces) * kStoreValues;
+    };
 #pragma unroll
-    for (int32_t j = 0; j < kTokens / 8; ++j) {
+    for (int32_t begin = 0; begin < kTokens; begin += kStoreTokens) {
+      WaitForGroup(group);  // the lines before these are read
 #pragma unroll
-      for (int32_t i = 0; i < 2; ++i) {
-        const uint32_t word = TransposeMatrix(PackBfloat16(at(i, j, 0), at(i, j, 1)));
-        store(16 * warp_ + 8 * i + 2 * t, 8 * j + g, word);
+      for (int32_t m = begin; m < min(begin + kStoreTokens, kTokens); m += 16) {
+        const int32_t j = m / 8;
+        StoreMatricesTransposed(
+            piece_at(m - begin + 8 * (lane_ / 16) + lane_ % 8, 2 * (warp_ % 4) + lane_ / 8 % 2),
+            PackBfloat16(at(0, j, 0), at(0, j, 1)), PackBfloat16(at(1, j, 0), at(1, j, 1)),
+            PackBfloat16(at(0, j + 1, 0), at(0, j + 1, 1)),
+            PackBfloat16(at(1, j + 1, 0), at(1, j + 1, 1)));
+      }
+      WaitForGroup(group);
+#pragma unroll
+      for (int32_t i = 0; i < min(kStoreTokens, kTokens - begin) / 16; ++i) {
+        const int32_t token = 16 * i + thread / kPieces, piece = thread % kPieces;
+        store(group * kBoxRows + piece * kStoreValues, begin + token,
+              *reinterpret_cast<const uint4*>(piece_at(token, piece)));
       }
     }
   }
 
  private:
+  // Of this thread's warpgroup.
+  __device__ static void WaitForGroup(int32_t group) {
+    asm volatile("bar.sync %0, %1;" : : "r"(1 + group), "n"(kWarpgroupThreads) : "memory");
+  }
   template <typename Stage, int32_t kElements, typename Copy>
-  __device__ void CopyStages(Stage (&stages)[kTileStages], int64_t depth, int32_t num_boxes,
+  __device__ void CopyStages(Stage (&stages)[kStages], int64_t depth, int32_t num_boxes,
                              Copy copy) {
     const auto bytes = static_cast<uint32_t>(num_boxes * kElements * sizeof(uint16_t));
     for (int64_t begin = 0; begin < depth; begin += kBoxColumns, at_.Advance()) {
@@ -144,10 +177,10 @@ class TokenTileThread {
     }
   }
 
-  TokenTileShared& shared_;
+  Shared& shared_;
   const int32_t warp_ = static_cast<int32_t>(threadIdx.x) / kWarpSize;
   const int32_t lane_ = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  RingPosition<kTileStages> at_;
+  RingPosition<kStages> at_;
 };
 
 }  // namespace kernels::cuda

@@ -267,24 +267,31 @@ TEST_F(CudaRoundingMoeTest, ManyRowsEqualTheCpu) {
 }
 
 TEST_F(CudaRoundingMoeTest, OfManyRowsEachHasItsOwnBits) {
-  const GateConfig gate{.method = GateMethod::kGreedy, .num_experts = 40, .top_k = 6};
-  Layer layer(gate, 96, 64, {32}, {"", DType::kBfloat16});
-  const std::vector<float> input = RandomFloats(400 * layer.hidden, 6);
-  const Result together = RunOnDevice(layer, input, 400);
-  EXPECT_TRUE(BitEqual(RunOnDevice(layer, input, 400).out, together.out));  // run twice
-  for (const int32_t rows : {150, 9}) {
-    const std::vector<float> part(input.begin() + 77 * layer.hidden,
-                                  input.begin() + (77 + rows) * layer.hidden);
-    const Result alone = RunOnDevice(layer, part, rows);
-    EXPECT_TRUE(BitEqual(
-        alone.out,
-        absl::MakeConstSpan(together.out).subspan(77 * (layer.hidden + 1), alone.out.size())));
+  // With a few rows an expert, and with many, which have wider tiles.
+  for (const auto& [num_experts, top_k] : {std::pair{40, 6}, {4, 3}}) {
+    SCOPED_TRACE(num_experts);
+    const GateConfig gate{
+        .method = GateMethod::kGreedy, .num_experts = num_experts, .top_k = top_k};
+    Layer layer(gate, 96, 64, {32}, {"", DType::kBfloat16});
+    const std::vector<float> input = RandomFloats(400 * layer.hidden, 6);
+    const Result together = RunOnDevice(layer, input, 400);
+    EXPECT_TRUE(BitEqual(RunOnDevice(layer, input, 400).out, together.out));  // run twice
+    for (const int32_t rows : {150, 9}) {
+      const std::vector<float> part(input.begin() + 77 * layer.hidden,
+                                    input.begin() + (77 + rows) * layer.hidden);
+      const Result alone = RunOnDevice(layer, part, rows);
+      EXPECT_TRUE(BitEqual(
+          alone.out,
+          absl::MakeConstSpan(together.out).subspan(77 * (layer.hidden + 1), alone.out.size())));
+    }
+    // Equal logits everywhere: every row to the same experts, the others have none.
+    std::fill(layer.gate_weight.bytes.begin(), layer.gate_weight.bytes.end(), uint8_t{0});
+    const Result tied = RunOnDevice(layer, input, 400);
+    for (size_t i = 0; i < tied.ids.size(); ++i) {
+      EXPECT_EQ(tied.ids[i], static_cast<int32_t>(i) % top_k);
+    }
+    CompareRounded(tied, RunOnHost(layer, input, 400));
   }
-  // Equal logits everywhere: every row to the same experts, the others have none.
-  std::fill(layer.gate_weight.bytes.begin(), layer.gate_weight.bytes.end(), uint8_t{0});
-  const Result tied = RunOnDevice(layer, input, 400);
-  for (size_t i = 0; i < tied.ids.size(); ++i) EXPECT_EQ(tied.ids[i], static_cast<int32_t>(i % 6));
-  CompareRounded(tied, RunOnHost(layer, input, 400));
 }
 
 TEST_F(CudaMoeTest, RefusesWhatCannotBe) {
