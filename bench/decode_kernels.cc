@@ -104,6 +104,73 @@ void TimeHeads(KernelBench& bench, const std::string& what, int64_t out, int64_t
   bench.Free();
 }
 
+// Rope, store and absorption of rows that decode.
+void TimePrepare(KernelBench& bench, int32_t rows) {
+  const std::string name = absl::StrCat("rope, store, absorb T=", rows);
+  if (!bench.Wants(name)) return;
+  constexpr int32_t kWeights = 27;
+  constexpr int64_t kHeadDim = kNope + kRope;
+  constexpr int64_t kEntryDim = kRank + kRope;
+  constexpr int32_t kPositions = 1024;
+  std::vector<std::unique_ptr<kernels::PackedHeadLinear>> weights;
+  for (int32_t i = 0; i < kWeights; ++i) {
+    weights.push_back(Check(bench.backend().PackHeadLinear(
+        bench.Weight(kHeads * kRank, kNope),
+        {.num_heads = kHeads, .head_rows = kRank, .row_begin = 0, .row_count = kRank})));
+  }
+  std::vector<int32_t> positions(rows);
+  std::vector<int64_t> slots(rows);
+  for (int32_t i = 0; i < rows; ++i) {
+    positions[i] = i * 7 % kPositions;
+    slots[i] = i;
+  }
+  const kernels::RopeTable rope{.cos = bench.Floats(kPositions * kRope / 2),
+                                .sin = bench.Floats(kPositions * kRope / 2),
+                                .rope_dim = kRope,
+                                .max_positions = kPositions};
+  float* q = bench.Floats(rows * kHeads * kHeadDim);
+  const int32_t blocks = (rows + kBlock - 1) / kBlock;
+  const int32_t* device_positions = bench.Upload(positions);
+  kernels::PrepareAttentionParams params{
+      .rope = {.num_rows = rows,
+               .num_heads = kHeads,
+               .data = q + kNope,
+               .row_stride = kHeads * kHeadDim,
+               .head_stride = kHeadDim,
+               .rope = rope,
+               .positions = device_positions},
+      .store = {.num_rows = rows,
+                .kv_a = bench.Floats(rows * kEntryDim),
+                .kv_a_row_stride = kEntryDim,
+                .kv_lora_rank = kRank,
+                .norm_weight = bench.Floats(kRank),
+                .rope = rope,
+                .positions = device_positions,
+                .slots = bench.Upload(slots),
+                .pages = {.base = bench.Bytes(blocks * kBlock * kEntryDim * 2),
+                          .block_stride = kBlock * kEntryDim * 2,
+                          .block_size = kBlock,
+                          .entry_bytes = kEntryDim * 2,
+                          .format = kernels::KvFormat::kBfloat16},
+                .index_key = {}},
+      .absorb = {.num_rows = rows,
+                 .input = q,
+                 .input_row_stride = kHeads * kHeadDim,
+                 .input_head_stride = kHeadDim,
+                 .output = bench.Floats(rows * kHeads * kRank),
+                 .output_row_stride = kHeads * kRank,
+                 .output_head_stride = kRank}};
+  bench.Time({.name = name,
+              .bytes = 2.0 * kHeads * kRank * kNope +
+                       4.0 * rows * (kHeads * (kHeadDim + 2 * kRope + kRank) + 1.5 * kEntryDim),
+              .flops = 2.0 * rows * kHeads * kRank * kNope},
+             kWeights, [&](const kernels::LaunchContext& context, int32_t i) {
+               params.absorb.weight = weights[i].get();
+               return bench.backend().PrepareAttention(context, params);
+             });
+  bench.Free();
+}
+
 struct DecodeCase {
   int32_t batch = 1;
   int32_t heads = kHeads;
@@ -228,14 +295,19 @@ void TimeMoe(KernelBench& bench, int32_t rows, double floor_bytes, double bar_us
   bench.Free();
 }
 
-void TimeSampler(KernelBench& bench, int32_t rows) {
-  const std::string name = absl::StrCat("head and greedy T=", rows);
+void TimeSampler(KernelBench& bench, const std::string& what, kernels::SampleRow sample,
+                 int32_t rows) {
+  const std::string name = absl::StrCat("head and ", what, " T=", rows);
   if (!bench.Wants(name)) return;
   kernels::Backend& backend = bench.backend();
   const kernels::WeightTensor tensor = bench.Weight(kVocab, kHidden);
   const std::unique_ptr<kernels::PackedLinear> head = Check(backend.PackLinear({&tensor, 1}));
   std::vector<kernels::SampleRow> samples(rows);
-  for (int32_t i = 0; i < rows; ++i) samples[i] = {.row = i, .temperature = 0};
+  for (int32_t i = 0; i < rows; ++i) {
+    samples[i] = sample;
+    samples[i].row = i;
+    samples[i].seed = static_cast<uint64_t>(i);
+  }
   const kernels::HeadAndSampleParams params{
       .hidden = bench.Floats(rows * kHidden),
       .hidden_row_stride = kHidden,
@@ -278,7 +350,9 @@ void TimeDecode(KernelBench& bench) {
     }
     TimeHeads(bench, "absorb", kRank, kNope, rows);
     TimeHeads(bench, "W_UV", kNope, kRank, rows);
-    TimeSampler(bench, rows);
+    TimePrepare(bench, rows);
+    TimeSampler(bench, "greedy", {.temperature = 0}, rows);
+    TimeSampler(bench, "top-p", {.temperature = 0.8f, .top_p = 0.9f}, rows);
   }
   bench.Group("products of a prefill step");
   const LinearCase kv_b{"kv_b", 4096, kRank, false, LinearEpilogue::kNone, 64};

@@ -128,6 +128,9 @@ class Backend {
   virtual absl::Status HeadLinear(const LaunchContext& context, const HeadLinearParams& params) = 0;
   virtual absl::Status Rope(const LaunchContext& context, const RopeParams& params) = 0;
   virtual absl::Status StoreKv(const LaunchContext& context, const StoreKvParams& params) = 0;
+  // Rope, StoreKv and HeadLinear one after the other, unless a backend has them in one.
+  virtual absl::Status PrepareAttention(const LaunchContext& context,
+                                        const PrepareAttentionParams& params);
   virtual absl::Status CopyKvEntries(const LaunchContext& context,
                                      const CopyKvEntriesParams& params) = 0;
   virtual absl::Status GatherKv(const LaunchContext& context, const GatherKvParams& params) = 0;

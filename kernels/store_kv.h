@@ -18,6 +18,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/linear.h"
 #include "kernels/tensor.h"
 
 namespace kernels {
@@ -72,6 +73,15 @@ struct RopeParams {
   const int32_t* positions = nullptr;  // [num_rows]
   int32_t norm_dim = 0;
   float norm_eps = 1e-6f;
+};
+
+// What stands between a layer's projections and its attention, in one call: Rope of the queries,
+// StoreKv of the new rows, HeadLinear of the queries that are absorbed.  None of them reads what
+// another writes.
+struct PrepareAttentionParams {
+  RopeParams rope;
+  StoreKvParams store;
+  HeadLinearParams absorb;  // no rows: nothing is absorbed
 };
 
 // Copies entries as they are stored: dst entry dst_slots[i] <- src entry src_slots[i].  Both pages have

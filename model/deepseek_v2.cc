@@ -27,18 +27,17 @@ void DeepseekV2::CarveMore(ScratchCarver& carver) {
 absl::Status DeepseekV2::Attention(const StepView& step, int32_t layer) {
   const AttentionWeights& attention = weights().layers[layer].attention;
   RETURN_IF_ERROR(ProjectQueryAndLatent(step, attention));
-  RETURN_IF_ERROR(StoreCache(step, attention, layer));
+  RETURN_IF_ERROR(StoreCache(step, attention, layer, step.num_absorbed_tokens()));
   RETURN_IF_ERROR(AttendAbsorbed(step, attention, layer));
   RETURN_IF_ERROR(AttendRagged(step, attention, layer));
   return ProjectOutput(step, attention);
 }
 
-// The first rows: q_nope through W_UK into the latent's space, attention over the latents
-// themselves, W_UV out of it (models.md 4.3).
+// The first rows, absorbed: attention over the latents themselves, then W_UV out of their space
+// (models.md 4.3).
 absl::Status DeepseekV2::AttendAbsorbed(const StepView& step, const AttentionWeights& weights,
                                         int32_t layer) {
   if (step.num_absorbed_tokens() == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(AbsorbQuery(step, weights, 0, step.num_absorbed_tokens()));
   const int64_t heads = config().num_attention_heads;
   const StepPlan& plan = step.plan;
   return backend().attention().AbsorbedDecode(step.context,

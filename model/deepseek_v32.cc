@@ -88,7 +88,8 @@ absl::Status DeepseekV32::Attention(const StepView& step, int32_t layer) {
       {{.data = index_.key, .row_stride = dim, .columns = dim},
        {.data = index_.weights, .row_stride = heads, .columns = heads}}};
   RETURN_IF_ERROR(ProjectQueryAndLatent(step, attention, indexer));
-  RETURN_IF_ERROR(StoreCache(step, attention, layer, IndexKeys(step, attention.indexer, layer)));
+  RETURN_IF_ERROR(StoreCache(step, attention, layer, /*num_absorbed=*/0,
+                             IndexKeys(step, attention.indexer, layer)));
   for (const RowRange& rows : sparse_rows_) {
     RETURN_IF_ERROR(SelectKeys(step, attention.indexer, layer, rows));
     RETURN_IF_ERROR(AttendSelected(step, attention, layer, rows));
@@ -164,7 +165,7 @@ absl::Status DeepseekV32::SelectKeys(const StepView& step, const IndexerWeights&
 
 absl::Status DeepseekV32::AttendSelected(const StepView& step, const AttentionWeights& weights,
                                          int32_t layer, const RowRange& rows) {
-  RETURN_IF_ERROR(AbsorbQuery(step, weights, rows.begin, rows.count));
+  RETURN_IF_ERROR(backend().HeadLinear(step.context, Absorption(weights, rows.begin, rows.count)));
   const int64_t heads = config().num_attention_heads;
   const int64_t out_columns = heads * config().v_head_dim;
   const kernels::SparseSource latents{.pages = LatentPages(step, layer),

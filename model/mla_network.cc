@@ -140,53 +140,52 @@ absl::Status MlaNetwork::ProjectQueryAndLatent(const StepView& step,
                                      .norm_eps = static_cast<float>(config_.rms_norm_eps),
                                      .outputs = outputs,
                                      .workspace = step.linear_workspace}));
-  if (lora) {
-    RETURN_IF_ERROR(
-        backend_.Linear(step.context, {.weight = weights.q_b.get(),
-                                       .num_rows = step.num_tokens(),
-                                       .input = FloatRows(scratch_.q_a, config_.q_lora_rank),
-                                       .norm_weight = weights.q_a_norm->floats(),
-                                       .norm_eps = kLoraNormEps,
-                                       .outputs = {&q, 1},
-                                       .workspace = step.linear_workspace}));
-  }
-  return backend_.Rope(step.context, {.num_rows = step.num_tokens(),
-                                      .num_heads = config_.num_attention_heads,
-                                      .data = scratch_.q + config_.qk_nope_head_dim,
-                                      .row_stride = q_row_stride(),
-                                      .head_stride = config_.qk_head_dim(),
-                                      .rope = rope(),
-                                      .positions = step.OnDevice(step.plan.positions)});
+  if (!lora) return absl::OkStatus();
+  return backend_.Linear(step.context, {.weight = weights.q_b.get(),
+                                        .num_rows = step.num_tokens(),
+                                        .input = FloatRows(scratch_.q_a, config_.q_lora_rank),
+                                        .norm_weight = weights.q_a_norm->floats(),
+                                        .norm_eps = kLoraNormEps,
+                                        .outputs = {&q, 1},
+                                        .workspace = step.linear_workspace});
 }
 
 absl::Status MlaNetwork::StoreCache(const StepView& step, const AttentionWeights& weights,
-                                    int32_t layer, const kernels::IndexKeyParams& index_key) {
-  return backend_.StoreKv(step.context,
-                          {.num_rows = step.num_tokens(),
-                           .kv_a = scratch_.kv_a,
-                           .kv_a_row_stride = config_.kv_lora_rank + config_.qk_rope_head_dim,
-                           .kv_lora_rank = config_.kv_lora_rank,
-                           .norm_weight = weights.kv_a_norm->floats(),
-                           .norm_eps = kLoraNormEps,
-                           .rope = rope(),
-                           .positions = step.OnDevice(step.plan.positions),
-                           .slots = step.OnDevice(step.plan.slots),
-                           .pages = LatentPages(step, layer),
-                           .index_key = index_key});
+                                    int32_t layer, int32_t num_absorbed,
+                                    const kernels::IndexKeyParams& index_key) {
+  const int32_t* positions = step.OnDevice(step.plan.positions);
+  return backend_.PrepareAttention(
+      step.context, {.rope = {.num_rows = step.num_tokens(),
+                              .num_heads = config_.num_attention_heads,
+                              .data = scratch_.q + config_.qk_nope_head_dim,
+                              .row_stride = q_row_stride(),
+                              .head_stride = config_.qk_head_dim(),
+                              .rope = rope(),
+                              .positions = positions},
+                     .store = {.num_rows = step.num_tokens(),
+                               .kv_a = scratch_.kv_a,
+                               .kv_a_row_stride = config_.kv_lora_rank + config_.qk_rope_head_dim,
+                               .kv_lora_rank = config_.kv_lora_rank,
+                               .norm_weight = weights.kv_a_norm->floats(),
+                               .norm_eps = kLoraNormEps,
+                               .rope = rope(),
+                               .positions = positions,
+                               .slots = step.OnDevice(step.plan.slots),
+                               .pages = LatentPages(step, layer),
+                               .index_key = index_key},
+                     .absorb = Absorption(weights, 0, num_absorbed)});
 }
 
-absl::Status MlaNetwork::AbsorbQuery(const StepView& step, const AttentionWeights& weights,
-                                     int32_t begin, int32_t count) {
-  return backend_.HeadLinear(
-      step.context,
-      {.weight = weights.w_uk_t.get(),
-       .num_rows = count,
-       .input = scratch_.q + begin * q_row_stride(),
-       .input_row_stride = q_row_stride(),
-       .input_head_stride = config_.qk_head_dim(),
-       .output = scratch_.q_latent,
-       .output_row_stride = int64_t{config_.num_attention_heads} * config_.kv_lora_rank,
-       .output_head_stride = config_.kv_lora_rank});
+kernels::HeadLinearParams MlaNetwork::Absorption(const AttentionWeights& weights, int32_t begin,
+                                                 int32_t count) const {
+  return {.weight = weights.w_uk_t.get(),
+          .num_rows = count,
+          .input = scratch_.q + begin * q_row_stride(),
+          .input_row_stride = q_row_stride(),
+          .input_head_stride = config_.qk_head_dim(),
+          .output = scratch_.q_latent,
+          .output_row_stride = int64_t{config_.num_attention_heads} * config_.kv_lora_rank,
+          .output_head_stride = config_.kv_lora_rank};
 }
 
 absl::Status MlaNetwork::AttendRagged(const StepView& step, const AttentionWeights& weights,

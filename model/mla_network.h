@@ -81,16 +81,17 @@ class MlaNetwork : public Network {
   // hidden += attention(norm(hidden)).
   virtual absl::Status Attention(const StepView& step, int32_t layer) = 0;
 
-  // hidden -> q with its rotary part rotated, kv_a as it is; q_a, where the model has it, before
-  // its norm.  `more` takes the further columns of q_kv_a.
+  // hidden -> q and kv_a as they are; q_a, where the model has it, before its norm.  `more` takes
+  // the further columns of q_kv_a.
   absl::Status ProjectQueryAndLatent(const StepView& step, const AttentionWeights& weights,
                                      absl::Span<const kernels::OutputSegment> more = {});
-  // The one place where the cache is written.
+  // The one place where the cache is written.  q's rotary part is rotated, too, and the first
+  // `num_absorbed` rows are absorbed.
   absl::Status StoreCache(const StepView& step, const AttentionWeights& weights, int32_t layer,
-                          const kernels::IndexKeyParams& index_key = {});
+                          int32_t num_absorbed, const kernels::IndexKeyParams& index_key = {});
   // q_nope of rows [begin, begin + count) through W_UK into q_latent's rows [0, count).
-  absl::Status AbsorbQuery(const StepView& step, const AttentionWeights& weights, int32_t begin,
-                           int32_t count);
+  kernels::HeadLinearParams Absorption(const AttentionWeights& weights, int32_t begin,
+                                       int32_t count) const;
   // Ragged sequences' rows before ragged_positions: keys and values are decompressed from the
   // stored latents piece by piece, and attended with their heads (models.md 4.2).
   absl::Status AttendRagged(const StepView& step, const AttentionWeights& weights, int32_t layer);

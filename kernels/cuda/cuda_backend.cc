@@ -211,6 +211,10 @@ class CudaBackend final : public Backend {
   absl::Status StoreKv(const LaunchContext& context, const StoreKvParams& params) override {
     return cuda::StoreKv(runtime_->On(context), params);
   }
+  absl::Status PrepareAttention(const LaunchContext& context,
+                                const PrepareAttentionParams& params) override {
+    return cuda::PrepareAttention(runtime_->On(context), params);
+  }
   absl::Status GatherKv(const LaunchContext& context, const GatherKvParams& params) override {
     return cuda::GatherKv(runtime_->On(context), params);
   }

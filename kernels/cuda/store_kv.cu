@@ -1,15 +1,19 @@
 #include "kernels/cuda/store_kv.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/head_stream.cuh"
 #include "kernels/cuda/latent_entry.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/linear.h"
 #include "kernels/cuda/store_entries.h"
 #include "status/status_macros.h"
 
 namespace kernels::cuda {
 namespace {
 
-constexpr int32_t kThreads = 128;
+constexpr int32_t kThreads = kStreamThreads;
 
 // Pair i of the rotation: indices of its elements.
 __device__ int32_t FirstOfPair(const RopeTable& rope, int32_t i) {
@@ -61,11 +65,10 @@ __device__ void EncodeFloat8(const float* latent, int32_t rank, std::byte* entry
   }
 }
 
-// One block a row.  Shared: the normed latent.
-__global__ void __launch_bounds__(kThreads) StoreKvKernel(StoreKvParams params, Fault* fault) {
+// A row's norm, rotation and entry; a block's work.  Dynamic shared memory: [rank] float32.
+__device__ void StoreRow(const StoreKvParams& params, int32_t row, Fault* fault) {
   __shared__ double scratch[33];
-  auto* latent = reinterpret_cast<float*>(DynamicShared());  // [rank]
-  const int32_t row = static_cast<int32_t>(blockIdx.x);
+  auto* latent = reinterpret_cast<float*>(DynamicShared());
   const int64_t slot = params.slots[row];
   WaitForPrevious();
   if (slot < 0) return;
@@ -109,6 +112,52 @@ __global__ void __launch_bounds__(kThreads) StoreKvKernel(StoreKvParams params, 
   }
 }
 
+// The rotation of a row's heads; a block's work.
+__device__ void RotateRow(const RopeParams& params, int32_t row, Fault* fault) {
+  const RopeTable& rope = params.rope;
+  const int32_t position = params.positions[row];
+  WaitForPrevious();
+  if (position < 0 || position >= rope.max_positions) {
+    if (threadIdx.x == 0) NoteFault(fault, FaultKind::kPosition, row, position);
+    return;
+  }
+  const int32_t half = rope.rope_dim / 2;
+  for (int32_t i = threadIdx.x; i < params.num_heads * half; i += kThreads) {
+    float* x = params.data + row * params.row_stride + (i / half) * params.head_stride;
+    const int32_t first = FirstOfPair(rope, i % half), second = SecondOfPair(rope, i % half);
+    const Pair rotated = Rotate(rope, position, i % half, {x[first], x[second]});
+    x[first] = rotated.a;
+    x[second] = rotated.b;
+  }
+}
+
+struct PrepareArgs {
+  StoreKvParams store = {};
+  RopeParams rope = {};
+  HeadStreamArgs absorb = {};
+  Fault* fault = nullptr;
+};
+
+// Grid: a block a row to store, then a block a row to rotate, then those that absorb, kAbsorbTiles
+// tiles of rows each (0: there are none).
+template <int32_t kAbsorbTiles>
+__global__ void __launch_bounds__(kThreads)
+    PrepareKernel(const __grid_constant__ PrepareArgs args) {
+  int32_t block = static_cast<int32_t>(blockIdx.x);
+  if (block < args.store.num_rows) {
+    StoreRow(args.store, block, args.fault);
+    return;
+  }
+  block -= args.store.num_rows;
+  if (block < args.rope.num_rows) {
+    RotateRow(args.rope, block, args.fault);
+    return;
+  }
+  if constexpr (kAbsorbTiles > 0) {
+    StreamHeadColumns<kAbsorbTiles>(args.absorb, block - args.rope.num_rows);
+  }
+}
+
 // One block a row.
 __global__ void __launch_bounds__(kThreads) GatherKvKernel(GatherKvParams params) {
   const int64_t row = blockIdx.x;
@@ -129,24 +178,32 @@ __global__ void __launch_bounds__(kThreads) GatherKvKernel(GatherKvParams params
   }
 }
 
-// One block a row.
-__global__ void __launch_bounds__(kThreads) RopeKernel(RopeParams params, Fault* fault) {
-  const int32_t row = static_cast<int32_t>(blockIdx.x);
-  const RopeTable& rope = params.rope;
-  const int32_t position = params.positions[row];
-  WaitForPrevious();
-  if (position < 0 || position >= rope.max_positions) {
-    if (threadIdx.x == 0) NoteFault(fault, FaultKind::kPosition, row, position);
-    return;
+bool IsEntry(const StoreKvParams& params) {
+  return params.norm_rope || params.index_key.dim > 0 || !CheckLatentFormat(params.pages).ok();
+}
+
+absl::Status CheckRank(const StoreKvParams& params) {
+  if (sizeof(float) * static_cast<size_t>(params.kv_lora_rank) <= kMaxSharedBytes - 1024) {
+    return absl::OkStatus();
   }
-  const int32_t half = rope.rope_dim / 2;
-  for (int32_t i = threadIdx.x; i < params.num_heads * half; i += kThreads) {
-    float* x = params.data + row * params.row_stride + (i / half) * params.head_stride;
-    const int32_t first = FirstOfPair(rope, i % half), second = SecondOfPair(rope, i % half);
-    const Pair rotated = Rotate(rope, position, i % half, {x[first], x[second]});
-    x[first] = rotated.a;
-    x[second] = rotated.b;
-  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("store_kv: no cuda kernel for a kv_lora_rank of ", params.kv_lora_rank));
+}
+
+absl::Status LaunchPrepare(const Launcher& launcher, const char* name, PrepareArgs args) {
+  if (args.rope.num_heads == 0 || args.rope.rope.rope_dim == 0) args.rope.num_rows = 0;
+  args.fault = launcher.device.fault;
+  const int32_t absorbing = args.absorb.num_rows == 0 ? 0 : HeadStreamBlocks(args.absorb);
+  const LaunchShape shape{
+      .grid = dim3(static_cast<uint32_t>(args.store.num_rows + args.rope.num_rows + absorbing)),
+      .threads = kThreads,
+      .shared_bytes = std::max(sizeof(float) * static_cast<size_t>(args.store.kv_lora_rank),
+                               absorbing == 0 ? 0 : HeadStreamSharedBytes(args.absorb)),
+      .early = true};
+  if (absorbing == 0) return Launch(launcher, name, PrepareKernel<0>, shape, args);
+  return HeadStreamTiles(args.absorb.num_rows) == kFewHeadStreamTiles
+             ? Launch(launcher, name, PrepareKernel<kFewHeadStreamTiles>, shape, args)
+             : Launch(launcher, name, PrepareKernel<kManyHeadStreamTiles>, shape, args);
 }
 
 }  // namespace
@@ -161,20 +218,34 @@ absl::Status CheckLatentFormat(const KvPages& pages) {
 
 absl::Status StoreKv(const Launcher& launcher, const StoreKvParams& params) {
   RETURN_IF_ERROR(CheckStoreKv(params));
-  if (params.norm_rope || params.index_key.dim > 0 || !CheckLatentFormat(params.pages).ok()) {
-    return StoreEntries(launcher, params);
+  if (IsEntry(params)) return StoreEntries(launcher, params);
+  RETURN_IF_ERROR(CheckRank(params));
+  return LaunchPrepare(launcher, "store_kv", {.store = params});
+}
+
+absl::Status Rope(const Launcher& launcher, const RopeParams& params) {
+  RETURN_IF_ERROR(CheckRope(params));
+  if (params.num_heads == 0 || params.rope.rope_dim == 0) return absl::OkStatus();
+  if (params.norm_dim > 0) return NormedRope(launcher, params);
+  return LaunchPrepare(launcher, "rope", {.rope = params});
+}
+
+absl::Status PrepareAttention(const Launcher& launcher, const PrepareAttentionParams& params) {
+  RETURN_IF_ERROR(CheckStoreKv(params.store));
+  RETURN_IF_ERROR(CheckRope(params.rope));
+  const HeadLinearParams& absorb = params.absorb;
+  if (absorb.num_rows > 0) RETURN_IF_ERROR(CheckHeadLinear(absorb));
+  const uint16_t* heads = absorb.num_rows > 0 ? Bfloat16Heads(*absorb.weight) : nullptr;
+  const bool streams = launcher.device.bfloat16 && heads != nullptr && CanStreamHeads(absorb);
+  if (IsEntry(params.store) || params.rope.norm_dim > 0 || (absorb.num_rows > 0 && !streams)) {
+    RETURN_IF_ERROR(Rope(launcher, params.rope));
+    RETURN_IF_ERROR(StoreKv(launcher, params.store));
+    return absorb.num_rows == 0 ? absl::OkStatus() : HeadLinear(launcher, absorb);
   }
-  const size_t shared_bytes = sizeof(float) * static_cast<size_t>(params.kv_lora_rank);
-  if (shared_bytes > kMaxSharedBytes - 1024) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("store_kv: no cuda kernel for a kv_lora_rank of ", params.kv_lora_rank));
-  }
-  return Launch(launcher, "store_kv", StoreKvKernel,
-                {.grid = dim3(static_cast<uint32_t>(params.num_rows)),
-                 .threads = kThreads,
-                 .shared_bytes = shared_bytes,
-                 .early = true},
-                params, launcher.device.fault);
+  RETURN_IF_ERROR(CheckRank(params.store));
+  PrepareArgs args{.store = params.store, .rope = params.rope};
+  if (streams) args.absorb = MakeHeadStreamArgs(absorb, heads);
+  return LaunchPrepare(launcher, "prepare attention", args);
 }
 
 absl::Status GatherKv(const Launcher& launcher, const GatherKvParams& params) {
@@ -183,16 +254,6 @@ absl::Status GatherKv(const Launcher& launcher, const GatherKvParams& params) {
   return Launch(launcher, "gather_kv", GatherKvKernel,
                 {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads},
                 params);
-}
-
-absl::Status Rope(const Launcher& launcher, const RopeParams& params) {
-  RETURN_IF_ERROR(CheckRope(params));
-  if (params.num_heads == 0 || params.rope.rope_dim == 0) return absl::OkStatus();
-  if (params.norm_dim > 0) return NormedRope(launcher, params);
-  return Launch(
-      launcher, "rope", RopeKernel,
-      {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads, .early = true},
-      params, launcher.device.fault);
 }
 
 }  // namespace kernels::cuda

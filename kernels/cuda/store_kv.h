@@ -1,4 +1,4 @@
-// StoreKv, GatherKv and Rope on CUDA: contracts in kernels/store_kv.h.  The bytes that StoreKv
+// StoreKv, GatherKv, Rope and PrepareAttention on CUDA: contracts in kernels/store_kv.h.  The bytes that StoreKv
 // writes are those that the CPU writes.
 
 #ifndef KERNELS_CUDA_STORE_KV_H_
@@ -16,6 +16,8 @@ absl::Status GatherKv(const Launcher& launcher, const GatherKvParams& params);
 // Errors: kUnimplemented for a format that latents do not have.
 absl::Status CheckLatentFormat(const KvPages& pages);
 absl::Status Rope(const Launcher& launcher, const RopeParams& params);
+// One kernel, where W_UK is stored in bf16.
+absl::Status PrepareAttention(const Launcher& launcher, const PrepareAttentionParams& params);
 
 }  // namespace kernels::cuda
 
