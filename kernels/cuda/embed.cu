@@ -11,6 +11,7 @@ constexpr int32_t kThreads = 256;
 
 // One block a row.
 __global__ void __launch_bounds__(kThreads) EmbedKernel(EmbedParams params) {
+  WaitForPrevious();
   const int64_t row = blockIdx.x;
   const int32_t source = params.token_source != nullptr ? params.token_source[row] : -1;
   const int64_t id = source >= 0 ? params.previous_sampled[source] : params.token_ids[row];
@@ -29,9 +30,10 @@ __global__ void __launch_bounds__(kThreads) EmbedKernel(EmbedParams params) {
 
 absl::Status Embed(const Launcher& launcher, const EmbedParams& params) {
   RETURN_IF_ERROR(CheckEmbed(params));
-  return Launch(launcher, "embed", EmbedKernel,
-                {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads},
-                params);
+  return Launch(
+      launcher, "embed", EmbedKernel,
+      {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads, .early = true},
+      params);
 }
 
 }  // namespace kernels::cuda

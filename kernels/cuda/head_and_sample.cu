@@ -67,6 +67,7 @@ struct GatherArgs {
 
 // A block a row.
 __global__ void __launch_bounds__(kThreads) GatherKernel(GatherArgs args) {
+  WaitForPrevious();
   const int64_t row =
       args.samples != nullptr ? args.samples[blockIdx.x].row : args.rows[blockIdx.x];
   const float* from = args.hidden + (row < 0 ? 0 : row) * args.hidden_row_stride;
@@ -75,6 +76,7 @@ __global__ void __launch_bounds__(kThreads) GatherKernel(GatherArgs args) {
 }
 
 __global__ void FinishKernel(HeadAndSampleParams params) {
+  WaitForPrevious();
   const int32_t i = static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= params.num_samples) return;
   const int32_t token = params.results[i].token_id;
@@ -93,9 +95,9 @@ absl::Status ComputeLogits(const Launcher& launcher, const HeadAndSampleParams& 
   gather.hidden_row_stride = params.hidden_row_stride;
   gather.hidden_size = params.head->in_features();
   gather.out = work.gathered;
-  RETURN_IF_ERROR(Launch(launcher, "head gather", GatherKernel,
-                         {.grid = dim3(static_cast<uint32_t>(num_rows)), .threads = kThreads},
-                         gather));
+  RETURN_IF_ERROR(Launch(
+      launcher, "head gather", GatherKernel,
+      {.grid = dim3(static_cast<uint32_t>(num_rows)), .threads = kThreads, .early = true}, gather));
   const OutputSegment output{logits, params.vocab_size, params.vocab_size};
   return Linear(launcher, {.weight = params.head,
                            .num_rows = num_rows,
@@ -134,7 +136,8 @@ absl::Status HeadAndSample(const Launcher& launcher, const HeadAndSampleParams& 
   RETURN_IF_ERROR(SampleTokens(launcher, params, work.logits, work.penalized));
   return Launch(launcher, "finish samples", FinishKernel,
                 {.grid = dim3(static_cast<uint32_t>(CeilDiv(params.num_samples, kThreads))),
-                 .threads = kThreads},
+                 .threads = kThreads,
+                 .early = true},
                 params);
 }
 
