@@ -45,10 +45,10 @@ __global__ void __launch_bounds__(kRoundThreads) RoundRowsKernel(RoundArgs args)
   };
   float4 values[kHeld], norms[kHeld];
 #pragma unroll
-  for (int32_t i = 0; i < kHeld; ++i) {
-    values[i] = load(x, begin + i * kStep);
-    norms[i] = load(norm, begin + i * kStep);
-  }
+  for (int32_t i = 0; i < kHeld; ++i) norms[i] = load(norm, begin + i * kStep);
+  WaitForPrevious();
+#pragma unroll
+  for (int32_t i = 0; i < kHeld; ++i) values[i] = load(x, begin + i * kStep);
   float inverse = 1;
   if (norm != nullptr) {
     double sum = 0;
@@ -247,23 +247,29 @@ bool CanRunGemm(const LinearParams& params, const MatrixStack& weight) {
           IsAligned(params.norm_weight));
 }
 
+absl::StatusOr<MatrixShape> GemmRows(const Launcher& launcher, const LinearParams& params,
+                                     int64_t depth) {
+  if (IsPrepared(params, depth)) {
+    return MatrixShape{params.input.data, params.num_rows, depth, params.input.row_stride};
+  }
+  auto* rounded = reinterpret_cast<uint16_t*>(params.workspace);
+  RETURN_IF_ERROR(Launch(launcher, "gemm prologue", RoundRowsKernel,
+                         {.grid = dim3(static_cast<uint32_t>(params.num_rows)),
+                          .threads = kRoundThreads,
+                          .early = true},
+                         RoundArgs{.input = static_cast<const float*>(params.input.data),
+                                   .row_stride = params.input.row_stride,
+                                   .columns = depth,
+                                   .norm_weight = params.norm_weight,
+                                   .norm_eps = params.norm_eps,
+                                   .out = rounded}));
+  return MatrixShape{rounded, params.num_rows, depth, depth};
+}
+
 absl::Status Gemm(const Launcher& launcher, const LinearParams& params, const MatrixStack& weight) {
   const StoredMatrix& matrix = weight.parts[0];
   const bool swiglu = params.epilogue == LinearEpilogue::kSwiGlu;
-  MatrixShape rows{params.input.data, params.num_rows, matrix.cols, params.input.row_stride};
-  if (!IsPrepared(params, matrix.cols)) {
-    auto* rounded = reinterpret_cast<uint16_t*>(params.workspace);
-    rows = {rounded, params.num_rows, matrix.cols, matrix.cols};
-    RETURN_IF_ERROR(
-        Launch(launcher, "gemm prologue", RoundRowsKernel,
-               {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kRoundThreads},
-               RoundArgs{.input = static_cast<const float*>(params.input.data),
-                         .row_stride = params.input.row_stride,
-                         .columns = matrix.cols,
-                         .norm_weight = params.norm_weight,
-                         .norm_eps = params.norm_eps,
-                         .out = rounded}));
-  }
+  ASSIGN_OR_RETURN(const MatrixShape rows, GemmRows(launcher, params, matrix.cols));
   GemmArgs args{.rows = params.num_rows,
                 .columns = swiglu ? matrix.rows / 2 : matrix.rows,
                 .depth = matrix.cols,

@@ -8,11 +8,18 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/matrix_stack.h"
+#include "kernels/cuda/tensor_map.h"
 #include "kernels/linear.h"
 
 namespace kernels::cuda {
+
+// The rows of `params`, normed, in bf16: where they are, or rounded to the workspace.
+// REQUIRES: CanRunGemm.
+absl::StatusOr<MatrixShape> GemmRows(const Launcher& launcher, const LinearParams& params,
+                                     int64_t depth);
 
 bool CanRunGemm(const LinearParams& params, const MatrixStack& weight);
 

@@ -4,6 +4,7 @@
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/linear_output.cuh"
 #include "kernels/cuda/skinny_linear.h"
+#include "kernels/cuda/split_gemm.h"
 #include "kernels/cuda/tile_product.cuh"
 #include "status/check.h"
 #include "status/status_macros.h"
@@ -165,6 +166,9 @@ absl::Status Linear(const Launcher& launcher, const LinearParams& params) {
   if (params.num_rows == 0) return absl::OkStatus();
   if (launcher.device.bfloat16 && CanRunSkinny(params, weight.stack())) {
     return SkinnyLinear(launcher, params, weight.stack());
+  }
+  if (launcher.device.bfloat16 && CanSplitGemm(launcher, params, weight.stack())) {
+    return SplitGemm(launcher, params, weight.stack());
   }
   if (launcher.device.bfloat16 && CanRunGemm(params, weight.stack())) {
     return Gemm(launcher, params, weight.stack());

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/tensor_core.cuh"
 #include "kernels/linear.h"
 
 namespace kernels::cuda {
@@ -45,16 +46,56 @@ __device__ inline const OutputSegment* FindSegment(const LinearOutput& output, i
   return nullptr;
 }
 
-__device__ inline void Store(const LinearOutput& output, int64_t row, int64_t column, float value) {
+// `value` goes to (row, column) as it is.
+__device__ inline void StoreValue(const LinearOutput& output, int64_t row, int64_t column,
+                                  float value) {
   const OutputSegment* segment = FindSegment(output, column);
   if (segment == nullptr) return;
   const int64_t at = row * segment->row_stride + column;
   if (segment->dtype == DType::kBfloat16) {
     static_cast<uint16_t*>(segment->data)[at] = Bfloat16FromFloat(value);
   } else {
-    static_cast<float*>(segment->data)[at] =
-        output.residual != nullptr ? value + output.residual[at] : value;
+    static_cast<float*>(segment->data)[at] = value;
   }
+}
+
+// What the residual adds to (row, column); zero if there is none.
+__device__ inline float LoadResidual(const LinearOutput& output, int64_t row, int64_t column) {
+  const OutputSegment& segment = output.segments[0];
+  return output.residual != nullptr && column < segment.columns
+             ? output.residual[row * segment.row_stride + column]
+             : 0.0f;
+}
+
+__device__ inline void Store(const LinearOutput& output, int64_t row, int64_t column, float value) {
+  StoreValue(output, row, column, value + LoadResidual(output, row, column));
+}
+
+// The same for two neighbouring columns, the first of them even.
+__device__ inline void StorePair(const LinearOutput& output, int64_t row, int64_t column,
+                                 float2 values) {
+  if (!output.in_pairs) {
+    StoreValue(output, row, column, values.x);
+    StoreValue(output, row, column + 1, values.y);
+    return;
+  }
+  const OutputSegment* segment = FindSegment(output, column);
+  if (segment == nullptr) return;
+  const int64_t at = row * segment->row_stride + column;
+  if (segment->dtype == DType::kBfloat16) {
+    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(segment->data) + at) =
+        PackBfloat16(values.x, values.y);
+  } else {
+    *reinterpret_cast<float2*>(static_cast<float*>(segment->data) + at) = values;
+  }
+}
+__device__ inline float2 LoadResidualPair(const LinearOutput& output, int64_t row, int64_t column) {
+  const OutputSegment& segment = output.segments[0];
+  if (output.residual == nullptr || column >= segment.columns) return make_float2(0, 0);
+  if (!output.in_pairs) {
+    return make_float2(LoadResidual(output, row, column), LoadResidual(output, row, column + 1));
+  }
+  return *reinterpret_cast<const float2*>(output.residual + row * segment.row_stride + column);
 }
 
 }  // namespace kernels::cuda

@@ -315,14 +315,16 @@ TEST_F(CudaRoundingLinearTest, ARowHasTheSameBitsWhereverItStandsInASmallBatch) 
   }
 }
 
-// Many rows: tiles of 128 x 128 (64 with kSwiGlu), full and not; odd segments and even ones.
+// Many rows: tiles of 128 x 128 (64 with kSwiGlu), full and not; the depth of one row tile cut in
+// two, four and eight; odd segments and even ones.
 TEST_F(CudaRoundingLinearTest, ManyRowsEqualTheCpu) {
   struct Shape {
     int64_t n, k;
     int32_t rows;
   };
   for (const Shape& shape :
-       {Shape{8, 8, 17}, {128, 64, 128}, {130, 72, 129}, {300, 200, 64}, {260, 1032, 257}}) {
+       {Shape{8, 8, 17}, {128, 64, 128}, {130, 72, 129}, {300, 200, 64}, {260, 1032, 257},
+        {130, 300, 70}, {300, 600, 17}, {300, 1032, 128}}) {
     SCOPED_TRACE(testing::Message() << shape.n << " x " << shape.k << ", " << shape.rows);
     const TestWeight weight = MakeWeight({"", DType::kBfloat16}, shape.n, shape.k, 1);
     const std::vector<float> input = RoundFloats(shape.rows * shape.k, 2);
@@ -372,18 +374,24 @@ TEST_F(CudaRoundingLinearTest, RoundedInputsAndOutputsEqualTheirFloats) {
   }
 }
 
-TEST_F(CudaRoundingLinearTest, ARowHasTheSameBitsInEveryLargeBatch) {
+// Up to 128 rows and beyond.
+TEST_F(CudaRoundingLinearTest, ARowHasTheSameBitsInEveryMediumAndInEveryLargeBatch) {
   constexpr int64_t kN = 200, kK = 544;
   const TestWeight weight = MakeWeight({"", DType::kBfloat16}, kN, kK, 3);
-  const std::vector<float> input = RandomFloats(300 * kK, 4);
-  const Result together = Run(*device_, {&weight, 300, LinearEpilogue::kNone, true}, input);
-  const Result again = Run(*device_, {&weight, 300, LinearEpilogue::kNone, true}, input);
-  EXPECT_TRUE(BitEqual(again.rest, together.rest));
-  for (const int32_t row : {0, 7, 100, 279}) {
-    const std::vector<float> part(input.begin() + row * kK, input.begin() + (row + 20) * kK);
-    const Result alone = Run(*device_, {&weight, 20, LinearEpilogue::kNone, true}, part);
-    EXPECT_TRUE(BitEqual(
-        alone.rest, absl::MakeConstSpan(together.rest).subspan(row * (kN + 1), 20 * (kN + 1))));
+  const struct { int32_t rows, part_rows; } sizes[] = {{128, 20}, {300, 150}};
+  for (const auto& size : sizes) {
+    SCOPED_TRACE(size.rows);
+    const std::vector<float> input = RandomFloats(size.rows * kK, 4);
+    const Result together = Run(*device_, {&weight, size.rows, LinearEpilogue::kNone, true}, input);
+    const Result again = Run(*device_, {&weight, size.rows, LinearEpilogue::kNone, true}, input);
+    EXPECT_TRUE(BitEqual(again.rest, together.rest));
+    for (const int32_t row : {0, 7, 100, size.rows - size.part_rows}) {
+      const int32_t rows = size.part_rows;
+      const std::vector<float> part(input.begin() + row * kK, input.begin() + (row + rows) * kK);
+      const Result alone = Run(*device_, {&weight, rows, LinearEpilogue::kNone, true}, part);
+      EXPECT_TRUE(BitEqual(alone.rest, absl::MakeConstSpan(together.rest)
+                                           .subspan(row * (kN + 1), rows * (kN + 1))));
+    }
   }
 }
 
