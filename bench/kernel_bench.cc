@@ -4,10 +4,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <utility>
 
 #include "kernels/cuda/cuda_backend.h"
+#include "nlohmann/json.hpp"
 
 namespace bench {
 namespace {
@@ -129,14 +131,29 @@ void KernelBench::Time(const Row& row, int32_t rotations, const Launch& launch) 
   Check(backend_->Synchronize(context));
   std::nth_element(times.begin(), times.begin() + kReplays / 2, times.end());
   const double us = times[kReplays / 2];
-  std::printf("%-34s %9.2f %9.2f %9.2f %9.2f %8.0f %8.1f\n", row.name.c_str(), us,
-              std::max(row.bytes / kBytesPerUs, row.flops / kFlopsPerUs), row.bar_us, row.peer_us,
-              row.bytes / us / 1e3, row.flops / us / 1e6);
+  const double floor_us = std::max(row.bytes / kBytesPerUs, row.flops / kFlopsPerUs);
+  std::printf("%-34s %9.2f %9.2f %9.2f %9.2f %8.0f %8.1f\n", row.name.c_str(), us, floor_us,
+              row.bar_us, row.peer_us, row.bytes / us / 1e3, row.flops / us / 1e6);
   std::fflush(stdout);
+  timed_.push_back({row, us, floor_us});
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
   cudaGraphExecDestroy(replay);
   cudaGraphDestroy(graph);
+}
+
+void KernelBench::WriteJson(const std::string& path) const {
+  nlohmann::json rows = nlohmann::json::array();
+  for (const TimedRow& timed : timed_) {
+    rows.push_back({{"name", timed.row.name},
+                    {"us", timed.us},
+                    {"floor_us", timed.floor_us},
+                    {"bar_us", timed.row.bar_us},
+                    {"peer_us", timed.row.peer_us}});
+  }
+  std::ofstream file(path);
+  file << rows.dump(1) << "\n";
+  if (!file.flush()) Check(absl::InternalError("cannot write " + path));
 }
 
 }  // namespace bench

@@ -54,8 +54,17 @@ class KernelBench final {
   void Group(const std::string& title);
   // Times launches of rotations 0, 1 .. in one graph and prints the row.
   void Time(const Row& row, int32_t rotations, const Launch& launch);
+  // The rows printed so far as a list of {name, us, floor_us, bar_us, peer_us}.  Exits with a
+  // message if the file cannot be written.
+  void WriteJson(const std::string& path) const;
 
  private:
+  struct TimedRow {
+    Row row;
+    double us = 0;
+    double floor_us = 0;
+  };
+
   std::byte* UploadBytes(absl::Span<const std::byte> bytes);
 
   const std::string filter_;
@@ -64,6 +73,7 @@ class KernelBench final {
   std::vector<uint16_t> pool_;  // random bf16
   int64_t next_ = 0;            // offset of the next matrix in the pool
   std::vector<std::unique_ptr<kernels::Buffer>> buffers_;
+  std::vector<TimedRow> timed_;
 };
 
 // Each prints its rows.
