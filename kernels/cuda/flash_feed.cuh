@@ -152,8 +152,7 @@ __device__ inline void CopySteps(FlashShared& shared, const FlashArgs& args) {
 }
 
 // The work of kQueryWarps warps, of which this is `warp`: the queries of every tile, those of the
-// first warpgroup and then those of the second; rows past the tile's are zeros.  The tile that is
-// none has its turn as well, so that nobody has to know beforehand.
+// first warpgroup and then those of the second; rows past the tile's are zeros.
 __device__ inline void CopyQueries(FlashShared& shared, const RaggedMhaParams& params,
                                    int32_t warp) {
   constexpr int32_t kRowsAtATime = 2 * kQueryWarps;
@@ -168,18 +167,16 @@ __device__ inline void CopyQueries(FlashShared& shared, const RaggedMhaParams& p
                    RotateChunk(kNopeChunks + chunk_of_half, 2 * warp + half) * kChunkValues;
   RingPosition<kTilePlaces> tile_at;
   uint32_t empty_parity = 1;
-  bool is_first = true;
-  for (bool more = true; more; tile_at.Advance()) {
+  for (bool is_first = true;; is_first = false, tile_at.Advance()) {
     WaitFor(&shared.full_tile[tile_at.stage], tile_at.parity);
     const FlashTile& tile = shared.tiles[tile_at.stage];
-    more = tile.seq >= 0;
+    if (tile.seq < 0) return;
     if (is_first) {  // its queries are read by those who multiply them
-      is_first = false;
       if (lane == 0) Arrive(&shared.empty_tile[tile_at.stage]);
       continue;
     }
     // Two rows at a time; the first 128 values of a row take a warp's copies, the last 64 half.
-    int32_t rows_left = more ? tile.num_rows - 2 * warp : 0;  // from the two rows on
+    int32_t rows_left = tile.num_rows - 2 * warp;  // from the two rows on
     const int64_t first_row = tile.q_begin + 2 * warp;
     const float* nope = params.q_nope + first_row * params.q_nope_row_stride +
                         tile.head * params.q_nope_head_stride + kChunkValues * lane;

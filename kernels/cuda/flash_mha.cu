@@ -297,12 +297,17 @@ __device__ void AttendTiles(FlashShared& shared, const RaggedMhaParams& params) 
     WaitFor(&shared.full_v[v_at.stage], v_at.parity);
     if (left < kFlashKeys) ClearValues(shared.v[v_at.stage], left, warpgroup);
     BeginValues(shared, v_at.stage, weights, out);
-    TakeQueries(shared, warpgroup, query_parity, queries);
-    query_parity ^= 1;
     WaitForProducts<0>();
     KeepSums(out);
     arrive(&shared.empty_v[v_at.stage]);
     v_at.Advance();
+    RingPosition<kTilePlaces> next_at = tile_at;
+    next_at.Advance();
+    WaitFor(&shared.full_tile[next_at.stage], next_at.parity);
+    if (shared.tiles[next_at.stage].seq >= 0) {
+      TakeQueries(shared, warpgroup, query_parity, queries);
+      query_parity ^= 1;
+    }
     StoreRows(params, tile, state, out, shared.staged[ThisThread() / kWarpSize]);
     arrive(&shared.empty_tile[tile_at.stage]);
   }
