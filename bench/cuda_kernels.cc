@@ -1,6 +1,6 @@
 // cuda_kernels [name] [--json FILE]: every kernel by itself, beside its floor (bytes at the speed
 // of a copy, products at the sustained rate), its bar and the best public kernel on the same GPU.
-// With a name only the rows that contain it.  tools/plot_step.py draws a layer from the file.
+// With a name only the rows that contain it.  tools/kernel_report.py makes docs/kernels.md of it.
 
 #include <string>
 
