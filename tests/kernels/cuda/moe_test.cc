@@ -254,6 +254,7 @@ TEST_F(CudaRoundingMoeTest, ManyRowsEqualTheCpu) {
   for (const Shape& shape : {Shape{64, 32, {}, 12, 129},
                              {96, 160, {40}, 40, 300},
                              {136, 72, {200}, 3, 200},
+                             {72, 40, {}, 20, 2200},
                              {520, 200, {64}, 4, 700}}) {
     SCOPED_TRACE(shape.rows);
     const GateConfig gate{.method = GateMethod::kGreedy,
