@@ -39,12 +39,11 @@ class Runtime {
     RETURN_IF_ERROR(ToStatus(cudaHostAlloc(&fault, sizeof(Fault), cudaHostAllocMapped),
                              "allocating pinned memory"));
     device.fault = new (fault) Fault{};
-    constexpr int64_t kTicketBytes = (kMaxTickets + 1) * sizeof(uint32_t);
+    constexpr int64_t kTicketBytes = kMaxTickets * sizeof(uint32_t);
     ASSIGN_OR_RETURN(std::unique_ptr<DeviceBuffer> tickets, DeviceBuffer::Allocate(kTicketBytes));
     RETURN_IF_ERROR(ToStatus(cudaMemsetAsync(tickets->data(), 0, kTicketBytes, stream.get()),
                              "clearing tickets"));
     device.tickets = reinterpret_cast<uint32_t*>(tickets->data());
-    device.barrier = device.tickets + kMaxTickets;
     return std::unique_ptr<Runtime>(new Runtime(std::move(device), std::move(stream),
                                                 std::move(copy_stream), std::move(tickets)));
   }

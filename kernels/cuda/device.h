@@ -23,7 +23,6 @@ struct Device {
   bool bfloat16 = false;        // see CudaOptions
   Fault* fault = nullptr;       // readable here and on the device
   uint32_t* tickets = nullptr;  // [kMaxTickets] zero between launches: counters within one
-  uint32_t* barrier = nullptr;  // of a grid (grid_barrier.cuh)
 };
 
 // Where an operation runs.

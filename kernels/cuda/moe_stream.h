@@ -1,13 +1,14 @@
-// Moe for up to kMaxStreamTokens rows over bf16 experts: one kernel, through which weights stream
-// once, without a pause (weight_ring.cuh).  A sibling of moe.cu's general form, for devices that
-// may round activations to bf16; grouped_moe.h is the one for more rows.
+// Moe for up to kMaxStreamTokens rows over bf16 experts: three kernels, no permutation.  Weights
+// stream through once (weight_ring.cuh); every block works out for itself which rows are its own.
+// A sibling of moe.cu's general form, for devices that may round activations to bf16; grouped_moe.h
+// is the one for more rows.
 //
-//   route    norm and gate logits, shared among the blocks; then every block chooses for itself
+//   route    norm, gate logits and choice of every row; rows in bf16
 //   gate_up  activated = silu(W_gate a) * (W_up a): a block 8 columns of an expert at a time
 //   down     out = x + sum of weight * W_down activated: a block 16 columns, all experts
 //
-// Between them the grid's blocks wait for each other, while the next weights are on their way.  A
-// row's result does not depend on the other rows.
+// Each sends for weights while the kernel before it runs.  A row's result does not depend on the
+// other rows.
 
 #ifndef KERNELS_CUDA_MOE_STREAM_H_
 #define KERNELS_CUDA_MOE_STREAM_H_

@@ -53,16 +53,13 @@ class WeightRing {
     slot_ = slot_ == begin_ + (kDepth - 1) * kSlotBytes ? begin_ : slot_ + kSlotBytes;
   }
 
-  // Activations of a chunk: kTiles tiles, of which this lane has a row of each.
+  // Adds the oldest chunk's products with the first `tiles` of kTiles tiles of activations; `x`,
+  // this lane's row of each, from k 8t on, also where there is no such row: its sums mean nothing.
+  // `step` and `count` as they were pushed.  REQUIRES: the ring is full.  A Push comes next.
   template <int32_t kTiles>
-  struct Fragments {
-    ActivationFragment at[kSteps][kTiles];
-  };
-  // Loads `count` steps from `step` on of the first `tiles` tiles; `x`, this lane's row of each,
-  // from k 8t on, also where there is no such row: its sums mean nothing.
-  template <int32_t kTiles>
-  static __device__ void Load(Fragments<kTiles>& fragments, const uint16_t* const (&x)[kTiles],
-                              int32_t tiles, int32_t step, int32_t count) {
+  __device__ void Multiply(float (&sums)[kRowTiles * kTiles][4], const uint16_t* const (&x)[kTiles],
+                           int32_t tiles, int32_t step, int32_t count) const {
+    ActivationFragment fragments[kSteps][kTiles];
 #pragma unroll
     for (int32_t i = 0; i < kTiles; ++i) {
       if (i > 0 && i >= tiles) break;
@@ -70,36 +67,20 @@ class WeightRing {
 #pragma unroll
       for (int32_t s = 0; s < kSteps; ++s) {
         if (s < count) {
-          fragments.at[s][i] = *reinterpret_cast<const ActivationFragment*>(row + s * kStepDepth);
+          fragments[s][i] = *reinterpret_cast<const ActivationFragment*>(row + s * kStepDepth);
         }
       }
     }
-  }
-
-  // Adds the oldest chunk's products with its activations; `count` as it was pushed.  REQUIRES: the
-  // ring is full.  A Push comes next.
-  template <int32_t kTiles>
-  __device__ void Multiply(float (&sums)[kRowTiles * kTiles][4], const Fragments<kTiles>& fragments,
-                           int32_t tiles, int32_t count) const {
     WaitForCopies<kDepth - 1>();
     if (count >= kSteps) {
-      MultiplySteps<kTiles>(sums, fragments.at, tiles,
-                            std::make_integer_sequence<int32_t, kSteps>());
+      MultiplySteps<kTiles>(sums, fragments, tiles, std::make_integer_sequence<int32_t, kSteps>());
       return;
     }
 #pragma unroll
     for (int32_t s = 0; s < kSteps; ++s) {
       if (s >= count) break;
-      MultiplyOne<kTiles>(sums, fragments.at[s], tiles, slot_ + s * kStepBytes);
+      MultiplyOne<kTiles>(sums, fragments[s], tiles, slot_ + s * kStepBytes);
     }
-  }
-  // The same, loading the activations from `step` on, where the chunk begins.
-  template <int32_t kTiles>
-  __device__ void Multiply(float (&sums)[kRowTiles * kTiles][4], const uint16_t* const (&x)[kTiles],
-                           int32_t tiles, int32_t step, int32_t count) const {
-    Fragments<kTiles> fragments;
-    Load(fragments, x, tiles, step, count);
-    Multiply<kTiles>(sums, fragments, tiles, count);
   }
 
  private:

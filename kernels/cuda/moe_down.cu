@@ -1,0 +1,263 @@
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/moe_stream_args.h"
+#include "kernels/cuda/weight_ring.cuh"
+
+namespace kernels::cuda {
+namespace {
+
+constexpr int32_t kSteps = 4;  // of a chunk
+
+// A shared expert's inner dimension is cut into pieces of about a routed expert's.
+struct Pieces {
+  int32_t count[kMaxSharedExperts];
+  int32_t total;
+};
+__host__ __device__ inline Pieces CutShared(const StreamExperts& experts) {
+  Pieces pieces{};
+  for (int32_t s = 0; s < experts.num_shared; ++s) {
+    pieces.count[s] =
+        static_cast<int32_t>(CeilDiv(experts.shared_intermediate[s], experts.intermediate_size));
+    pieces.total += pieces.count[s];
+  }
+  return pieces;
+}
+
+// In shared memory.  A product is that of one row and one piece of a shared expert, or of one pair;
+// its place is piece * rows + row, or after all those the pair's place by expert.
+struct Tables {
+  float* products;  // [products, 16]
+  float* weights;   // [pairs]
+  int32_t* place;   // [pairs] of the pair's product
+  int32_t* pairs;   // [pairs], by expert
+  int32_t* begin;   // [bound + 1] of each active expert in these
+};
+
+__host__ __device__ inline size_t LayOut(std::byte* base, int32_t num_rows, int32_t num_pairs,
+                                         int32_t num_pieces, int32_t bound, Tables& tables) {
+  std::byte* next = base;
+  const auto take = [&](auto*& pointer, int32_t count) {
+    using T = std::remove_reference_t<decltype(*pointer)>;
+    pointer = reinterpret_cast<T*>(next);
+    next += CeilDiv(sizeof(T) * static_cast<size_t>(count), size_t{16}) * 16;
+  };
+  take(tables.products, (num_pieces * num_rows + num_pairs) * kStreamRows);
+  take(tables.weights, num_pairs);
+  take(tables.place, num_pairs);
+  take(tables.pairs, num_pairs);
+  take(tables.begin, bound + 1);
+  return static_cast<size_t>(next - base);
+}
+
+__device__ void FillTables(const MoeStreamArgs& args, int32_t num_pieces, const Tables& tables) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+  if (threadIdx.x < kWarpSize) {
+    int32_t total = 0;
+    for (int32_t begin = 0; begin < args.bound; begin += kWarpSize) {
+      int32_t end = begin + lane < args.bound ? args.work.active[begin + lane].count : 0;
+      for (int32_t offset = 1; offset < kWarpSize; offset *= 2) {
+        const int32_t other = __shfl_up_sync(kFullWarp, end, offset);
+        if (lane >= offset) end += other;
+      }
+      if (begin + lane < args.bound) tables.begin[begin + lane + 1] = total + end;
+      total += __shfl_sync(kFullWarp, end, kWarpSize - 1);
+    }
+    if (lane == 0) tables.begin[0] = 0;
+  }
+  __syncthreads();
+  for (int32_t i = threadIdx.x; i < args.bound * args.num_rows; i += kStreamThreads) {
+    const int32_t active = i / args.num_rows, place = tables.begin[active] + i % args.num_rows;
+    if (place >= tables.begin[active + 1]) continue;
+    const int32_t pair = args.work.active_pairs[i];
+    tables.pairs[place] = pair;
+    tables.place[pair] = num_pieces * args.num_rows + place;
+    tables.weights[pair] = args.work.weights[pair];
+  }
+  __syncthreads();
+}
+
+// One warp's unit of work: a piece of a shared expert, or an active expert.
+struct Unit {
+  const uint16_t* down;  // null: there is no such unit
+  const uint16_t* activated;
+  int32_t intermediate;
+  StepRange steps;
+  int32_t active;  // -1: every row
+};
+
+__device__ Unit UnitAt(const MoeStreamArgs& args, const Pieces& pieces, int32_t index) {
+  const StreamExperts& experts = args.experts;
+  if (index >= pieces.total) {
+    const int32_t active = index - pieces.total;
+    if (active >= args.bound) return {};
+    const ActiveExpert expert = args.work.active[active];
+    const auto intermediate = static_cast<int32_t>(experts.intermediate_size);
+    return {expert.count > 0 ? expert.weights.down : nullptr,
+            args.work.activated,
+            intermediate,
+            {0, intermediate / kStepDepth},
+            active};
+  }
+  const uint16_t* activated = args.work.shared_activated;
+  int32_t s = 0;
+  for (; index >= pieces.count[s]; ++s) {
+    index -= pieces.count[s];
+    activated += args.num_rows * experts.shared_intermediate[s];
+  }
+  const auto intermediate = static_cast<int32_t>(experts.shared_intermediate[s]);
+  const int32_t steps = intermediate / kStepDepth;
+  return {experts.shared[s].down,
+          activated,
+          intermediate,
+          {steps * index / pieces.count[s], steps * (index + 1) / pieces.count[s]},
+          -1};
+}
+
+// Sends for a warp's weights: every kStreamWarps-th unit, as often as its rows are taken.
+template <typename Ring, int32_t kRows>
+class Sender {
+ public:
+  __device__ Sender(const MoeStreamArgs& args, const Pieces& pieces)
+      : args_(args), pieces_(pieces), index_(static_cast<int32_t>(threadIdx.x) / kWarpSize) {
+    next_ = UnitAt(args_, pieces_, index_);
+    Enter();
+  }
+
+  __device__ void Send(Ring& ring) {
+    if (rows_[0] == nullptr) {
+      ring.PushNothing();
+      return;
+    }
+    ring.Push(rows_, step_, steps_.end - step_);
+    step_ += kSteps;
+    if (step_ < steps_.end) return;
+    left_ -= kRows;
+    if (left_ > 0) {
+      step_ = steps_.begin;
+    } else {
+      Enter();
+    }
+  }
+
+ private:
+  // The unit whose addresses were asked for when the one before began.
+  __device__ void Enter() {
+    const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+    steps_ = next_.steps;
+    step_ = steps_.begin;
+    left_ = next_.active < 0        ? args_.num_rows
+            : next_.down != nullptr ? args_.work.active[next_.active].count
+                                    : 0;
+    const int64_t column = int64_t{blockIdx.x} * kStreamRows + lane / 4;
+    rows_[0] =
+        next_.down == nullptr ? nullptr : next_.down + column * next_.intermediate + 8 * (lane % 4);
+    rows_[1] = rows_[0] + kStreamRows / 2 * next_.intermediate;
+    index_ += kStreamWarps;
+    next_ = UnitAt(args_, pieces_, index_);
+  }
+
+  const MoeStreamArgs& args_;
+  const Pieces& pieces_;
+  int32_t index_;
+  Unit next_;
+  const uint16_t* rows_[2];
+  StepRange steps_;
+  int32_t step_;
+  int32_t left_;
+};
+
+// Grid: tiles of 16 columns.  Shared: the ring and the tables.  A row's contributions are added in
+// the order of its experts, the shared ones last, whatever warp computed them.
+template <int32_t kTiles, int32_t kDepth>
+__global__ void __launch_bounds__(kStreamThreads, 1)
+    DownKernel(const __grid_constant__ MoeStreamArgs args) {
+  using Ring = WeightRing<1, kSteps, kDepth>;
+  constexpr int32_t kRows = kTiles * kTokensPerTile;
+  Ring ring(DynamicShared());
+  Tables tables;
+  const Pieces pieces = CutShared(args.experts);
+  LayOut(DynamicShared() + Ring::kBytes, args.num_rows, args.num_rows * args.top_k, pieces.total,
+         args.bound, tables);
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+  const int32_t g = lane / 4, t = lane % 4;
+  // The choices were made by the kernel before the previous one, so weights may set out now.
+  Sender<Ring, kRows> sender(args, pieces);
+  for (int32_t i = 0; i < kDepth; ++i) sender.Send(ring);
+  FillTables(args, pieces.total, tables);
+  WaitForPrevious();
+  for (int32_t index = warp;; index += kStreamWarps) {
+    const Unit unit = UnitAt(args, pieces, index);
+    if (unit.down == nullptr) break;
+    const bool is_shared = unit.active < 0;
+    const int32_t begin = is_shared ? 0 : tables.begin[unit.active];
+    const int32_t count = is_shared ? args.num_rows : tables.begin[unit.active + 1] - begin;
+    const int32_t place = is_shared ? index * args.num_rows : pieces.total * args.num_rows + begin;
+    for (int32_t first = 0; first < count; first += kRows) {
+      float sums[kTiles][4] = {};
+      const uint16_t* x[kTiles];
+#pragma unroll
+      for (int32_t i = 0; i < kTiles; ++i) {
+        const int32_t mine = min(first + i * kTokensPerTile + g, count - 1);
+        const int64_t at = is_shared ? mine : tables.pairs[begin + mine];
+        x[i] = unit.activated + at * unit.intermediate + 8 * t;
+      }
+      const int32_t tiles = CeilDiv(count - first, kTokensPerTile);
+      for (int32_t step = unit.steps.begin; step < unit.steps.end; step += kSteps) {
+        ring.template Multiply<kTiles>(sums, x, tiles, step, unit.steps.end - step);
+        sender.Send(ring);
+      }
+#pragma unroll
+      for (int32_t i = 0; i < kTiles; ++i) {
+        for (int32_t j = 0; j < 2; ++j) {
+          const int32_t mine = first + i * kTokensPerTile + 2 * t + j;
+          if (mine >= count) continue;
+          float* product = tables.products + (place + mine) * kStreamRows;
+          product[g] = sums[i][j];
+          product[g + kStreamRows / 2] = sums[i][2 + j];
+        }
+      }
+    }
+  }
+  __syncthreads();
+  const int64_t column_begin = int64_t{blockIdx.x} * kStreamRows;
+  for (int32_t i = threadIdx.x; i < args.num_rows * kStreamRows; i += kStreamThreads) {
+    const int32_t row = i / kStreamRows, c = i % kStreamRows;
+    float sum = 0;
+    for (int32_t pair = row * args.top_k; pair < (row + 1) * args.top_k; ++pair) {
+      sum += tables.weights[pair] * tables.products[tables.place[pair] * kStreamRows + c];
+    }
+    for (int32_t p = 0; p < pieces.total; ++p) {
+      sum += tables.products[(p * args.num_rows + row) * kStreamRows + c];
+    }
+    const int64_t column = column_begin + c;
+    if (args.input != nullptr) sum = args.input[row * args.input_row_stride + column] + sum;
+    args.output[row * args.output_row_stride + column] = sum;
+  }
+}
+
+constexpr int32_t kTiles = 1;
+constexpr int32_t kDepth = 6;
+static_assert(kMaxStreamTokens <= kTiles * kTokensPerTile);
+
+}  // namespace
+
+size_t DownSharedBytes(const MoeStreamArgs& args) {
+  Tables tables;
+  return WeightRing<1, kSteps, kDepth>::kBytes +
+         LayOut(nullptr, args.num_rows, args.num_rows * args.top_k, CutShared(args.experts).total,
+                args.bound, tables);
+}
+
+absl::Status StreamDown(const Launcher& launcher, const MoeStreamArgs& args) {
+  const LaunchShape shape{
+      .grid = dim3(static_cast<uint32_t>(args.experts.hidden_size / kStreamRows)),
+      .threads = kStreamThreads,
+      .shared_bytes = DownSharedBytes(args),
+      .early = true};
+  return Launch(launcher, "moe down", DownKernel<kTiles, kDepth>, shape, args);
+}
+
+}  // namespace kernels::cuda

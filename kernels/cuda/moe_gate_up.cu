@@ -1,0 +1,227 @@
+#include <algorithm>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/moe_stream_args.h"
+#include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/weight_ring.cuh"
+
+namespace kernels::cuda {
+namespace {
+
+// kRowTiles * 8 columns of an expert, kTiles * 8 of its rows at a time.
+template <int32_t kRowTiles_, int32_t kTiles_, int32_t kSteps_, int32_t kDepth_>
+struct Shape {
+  static constexpr int32_t kRowTiles = kRowTiles_;
+  static constexpr int32_t kTiles = kTiles_;
+  static constexpr int32_t kSteps = kSteps_;  // of a chunk
+  static constexpr int32_t kDepth = kDepth_;
+  static constexpr int32_t kColumns = kRowTiles * kStreamRows / 2;
+  static constexpr int32_t kRows = kTiles * kTokensPerTile;
+  static constexpr int32_t kSums = kRowTiles * kTiles;
+  static constexpr int32_t kBuffers = kSums <= 2 ? 2 : 1;
+  using Ring = WeightRing<kRowTiles, kSteps, kDepth>;
+  static constexpr size_t kSumBytes = sizeof(WarpSums<kSums>) * kBuffers;
+};
+using FewRows = Shape<1, 1, 4, 6>;
+
+// An expert with rows, in shared memory: the shared ones, then the active ones.
+struct Expert {
+  const uint16_t* gate;
+  const uint16_t* up;
+  const int32_t* pairs;  // null: every row
+  uint16_t* activated;   // by pair, or by row
+  int32_t intermediate;
+  int32_t tiles;  // of its columns
+  int32_t count;  // of rows
+};
+
+// A position in a block's work: every gridDim.x-th tile of the experts' columns.
+template <typename S>
+class Cursor {
+ public:
+  __device__ explicit Cursor(const Expert* experts)
+      : experts_(experts), tile_(static_cast<int32_t>(blockIdx.x)) {}
+
+  // Where the position is among the first `num_experts`; false: past them.
+  __device__ bool Find(int32_t num_experts) {
+    while (expert_ < num_experts && tile_ >= experts_[expert_].tiles) {
+      tile_ -= experts_[expert_++].tiles;
+    }
+    return expert_ < num_experts;
+  }
+  __device__ void Next() { tile_ += static_cast<int32_t>(gridDim.x); }
+
+  __device__ const Expert& expert() const { return experts_[expert_]; }
+  __device__ int32_t column() const { return tile_ * S::kColumns; }
+
+ private:
+  const Expert* const experts_;
+  int32_t expert_ = 0;
+  int32_t tile_;  // from the expert's first
+};
+
+// Adds the active experts to the table; returns how many there are.
+template <typename S>
+__device__ int32_t ListActive(const MoeStreamArgs& args, Expert* experts) {
+  int32_t num_active = 0;
+  for (int32_t begin = 0; begin < args.bound; begin += kStreamThreads) {
+    const int32_t a = begin + static_cast<int32_t>(threadIdx.x);
+    bool mine = false;
+    if (a < args.bound) {
+      const ActiveExpert active = args.work.active[a];
+      mine = active.count > 0;
+      experts[a] = {active.weights.gate,
+                    active.weights.up,
+                    args.work.active_pairs + int64_t{a} * args.num_rows,
+                    args.work.activated,
+                    static_cast<int32_t>(args.experts.intermediate_size),
+                    static_cast<int32_t>(args.experts.intermediate_size) / S::kColumns,
+                    active.count};
+    }
+    num_active += __syncthreads_count(mine);
+  }
+  return num_active;
+}
+
+// Sends for a warp's weights, chunk by chunk; of a tile as often as its rows are taken.
+template <typename S>
+class Sender {
+ public:
+  __device__ Sender(const MoeStreamArgs& args, const Expert* experts, StepRange steps)
+      : hidden_(args.experts.hidden_size), steps_(steps), cursor_(experts) {}
+
+  // False: nothing is left of the first `num_experts`.
+  __device__ bool Send(typename S::Ring& ring, int32_t num_experts) {
+    if (step_ == steps_.end) {
+      if (!cursor_.Find(num_experts)) return false;
+      const Expert& expert = cursor_.expert();
+      const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+#pragma unroll
+      for (int32_t i = 0; i < S::kRowTiles; ++i) {
+        const int64_t column = cursor_.column() + i * kStreamRows / 2 + lane / 4;
+        rows_[2 * i] = expert.gate + column * hidden_ + 8 * (lane % 4);
+        rows_[2 * i + 1] = expert.up + column * hidden_ + 8 * (lane % 4);
+      }
+      step_ = steps_.begin;
+    }
+    ring.Push(rows_, step_, steps_.end - step_);
+    step_ = min(step_ + S::kSteps, steps_.end);
+    if (step_ < steps_.end) return true;
+    first_ += S::kRows;
+    if (first_ < cursor_.expert().count) {
+      step_ = steps_.begin;
+    } else {
+      first_ = 0;
+      cursor_.Next();
+    }
+    return true;
+  }
+
+ private:
+  const int64_t hidden_;
+  const StepRange steps_;
+  Cursor<S> cursor_;
+  int32_t step_ = steps_.end;  // the end: of a tile to be found
+  int32_t first_ = 0;
+  const uint16_t* rows_[2 * S::kRowTiles];
+};
+
+// Grid: as many blocks as run at once.  Shared: the ring, the warps' sums, the experts.
+template <typename S>
+__global__ void __launch_bounds__(kStreamThreads, 1)
+    GateUpKernel(const __grid_constant__ MoeStreamArgs args) {
+  std::byte* memory = DynamicShared();
+  typename S::Ring ring(memory);
+  auto* reduce = reinterpret_cast<WarpSums<S::kSums>*>(memory + S::Ring::kBytes);
+  auto* experts = reinterpret_cast<Expert*>(memory + S::Ring::kBytes + S::kSumBytes);
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+  const int32_t g = lane / 4, t = lane % 4;
+  const int64_t hidden = args.experts.hidden_size;
+  int32_t num_experts = args.experts.num_shared;
+  if (threadIdx.x == 0) {
+    uint16_t* activated = args.work.shared_activated;
+    for (int32_t s = 0; s < num_experts; ++s) {
+      const auto intermediate = static_cast<int32_t>(args.experts.shared_intermediate[s]);
+      experts[s] = {args.experts.shared[s].gate,
+                    args.experts.shared[s].up,
+                    nullptr,
+                    activated,
+                    intermediate,
+                    intermediate / S::kColumns,
+                    args.num_rows};
+      activated += int64_t{args.num_rows} * intermediate;
+    }
+  }
+  __syncthreads();
+  const StepRange steps = StepsOfWarp(static_cast<int32_t>(hidden / kStepDepth), warp);
+  Sender<S> sender(args, experts, steps);
+  // The shared experts' weights set out before the rows and their experts are known.
+  int32_t sent = 0;
+  while (sent < S::kDepth && sender.Send(ring, num_experts)) ++sent;
+  WaitForPrevious();
+  num_experts += ListActive<S>(args, experts + num_experts);
+  const auto send = [&] {
+    if (!sender.Send(ring, num_experts)) ring.PushNothing();
+  };
+  for (; sent < S::kDepth; ++sent) send();
+
+  int32_t buffer = 0;
+  Cursor<S> cursor(experts);
+  for (; cursor.Find(num_experts); cursor.Next()) {
+    const Expert& expert = cursor.expert();
+    const int32_t count = expert.count;
+    for (int32_t first = 0; first < count; first += S::kRows) {
+      float sums[S::kSums][4] = {};
+      const uint16_t* x[S::kTiles];
+#pragma unroll
+      for (int32_t i = 0; i < S::kTiles; ++i) {
+        const int32_t mine = min(first + i * kTokensPerTile + g, count - 1);
+        const int64_t row = expert.pairs != nullptr ? expert.pairs[mine] / args.top_k : mine;
+        x[i] = args.work.normed + row * hidden + 8 * t;
+      }
+      const int32_t tiles = CeilDiv(count - first, kTokensPerTile);
+      for (int32_t step = steps.begin; step < steps.end; step += S::kSteps) {
+        ring.template Multiply<S::kTiles>(sums, x, tiles, step, steps.end - step);
+        send();
+      }
+      const float4 total = ReduceOverWarps<S::kSums>(sums, reduce[buffer]);
+      if (warp < S::kSums) {
+        const int32_t column = cursor.column() + warp / S::kTiles * kStreamRows / 2 + g;
+        const int32_t row = first + warp % S::kTiles * kTokensPerTile + 2 * t;
+        const float values[2] = {SwiGlu(total.x, total.z, args.swiglu_limit),
+                                 SwiGlu(total.y, total.w, args.swiglu_limit)};
+        for (int32_t j = 0; j < 2; ++j) {
+          if (row + j >= count) continue;
+          const int64_t to = expert.pairs != nullptr ? expert.pairs[row + j] : row + j;
+          expert.activated[to * expert.intermediate + column] =
+              static_cast<uint16_t>(PackBfloat16(values[j], 0));
+        }
+      }
+      if (S::kBuffers == 1) __syncthreads();
+      if (S::kBuffers == 2) buffer ^= 1;
+    }
+  }
+}
+
+template <typename S>
+size_t SharedBytes(int32_t bound) {
+  return S::Ring::kBytes + S::kSumBytes +
+         sizeof(Expert) * static_cast<size_t>(kMaxSharedExperts + bound);
+}
+
+}  // namespace
+
+size_t GateUpSharedBytes(const MoeStreamArgs& args) { return SharedBytes<FewRows>(args.bound); }
+
+absl::Status StreamGateUp(const Launcher& launcher, const MoeStreamArgs& args) {
+  static_assert(kMaxStreamTokens <= FewRows::kRows);
+  return Launch(launcher, "moe gate_up", GateUpKernel<FewRows>,
+                {.grid = dim3(static_cast<uint32_t>(launcher.device.num_sms)),
+                 .threads = kStreamThreads,
+                 .shared_bytes = GateUpSharedBytes(args),
+                 .early = true},
+                args);
+}
+
+}  // namespace kernels::cuda
