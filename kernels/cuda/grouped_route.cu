@@ -233,10 +233,6 @@ absl::Status RouteGroups(const Launcher& launcher, const MoeParams& params, int6
   if (params.num_rows <= 2 * launcher.device.num_sms) {
     return LaunchRoute<RouteShape<1, 4, 4, 512>>(launcher, params, args);
   }
-  // Every block reads the gate's weights: of many rows it takes more.
-  if (params.num_rows >= 16 * launcher.device.num_sms) {
-    return LaunchRoute<RouteShape<8, 8, 1, 256>>(launcher, params, args);
-  }
   return LaunchRoute<RouteShape<4, 8, 1, 256>>(launcher, params, args);
 }
 
