@@ -98,6 +98,16 @@ TEST_F(StreamModelTest, OnlyARouterThatDiesMayBreakOffBehindItsSummary) {
   }
 }
 
+TEST_F(StreamModelTest, TheClientsOwnClockMayEndTheCallBehindTheSummary) {
+  for (const char* words : {"Deadline Exceeded", "deadline passed, decoding"}) {
+    StreamModel model(5, {{7}});
+    model.OnMessage(Tokens({7}, true));
+    model.OnMessage(Summary(5, 1));
+    model.OnEnd(absl::DeadlineExceededError(words));
+    EXPECT_EQ(model.wrong(), words[0] == 'D' ? "" : "a summary and an error");
+  }
+}
+
 TEST_F(StreamModelTest, EveryBranchHasItsOwnTextAndEnd) {
   StreamModel two(5, {{7, 8}, {1}});
   two.OnMessage(Tokens({1}, true, 1));
