@@ -6,6 +6,7 @@
 #include "kernels/cuda/float8_pair.cuh"
 #include "kernels/cuda/indexer_rows.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/narrow_product.cuh"
 #include "kernels/cuda/tensor_core.cuh"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/warpgroup_product.cuh"
@@ -34,25 +35,6 @@ struct Shared {
   int32_t seqs[kRows];
 };
 constexpr size_t kBoxAlignment = 1024;  // bytes
-
-// d [64 keys, 64 heads] = a b, or += if `add`; b described by DescribeRows.
-__device__ void MultiplyHeads(float (&d)[kSums], const uint32_t (&a)[4], uint64_t b, bool add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.b32 p, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
-      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n"
-      "}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add ? 1 : 0));
-}
 
 // Queries and weights of the block's rows [first, first + count), and how many keys of each are
 // scored.
@@ -272,7 +254,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int32_t s = 0; s < kSteps; ++s) {
         const int32_t at =
             s * kProductDepth / kBoxColumns * kBoxElements + s * kProductDepth % kBoxColumns;
-        MultiplyHeads(d, a[s], q + static_cast<uint32_t>(at) * sizeof(uint16_t) / 16, s > 0);
+        MultiplyNarrow(d, a[s], q + static_cast<uint32_t>(at) * sizeof(uint16_t) / 16, s > 0);
       }
       CommitProducts();
       WaitForProducts<0>();
