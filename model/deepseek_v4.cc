@@ -61,11 +61,11 @@ int64_t DeepseekV4::CarveScratch(std::byte* base) {
   carver.Take(scratch_.linear_workspace,
               backend_.LinearWorkspaceBytes(
                   limits.max_tokens, std::max<int64_t>(config_.hidden_size, config_.q_lora_rank)));
-  carver.Take(scratch_.moe_workspace,
-              backend_.MoeWorkspaceBytes(
-                  limits.max_tokens, config_.gate, config_.hidden_size,
-                  config_.moe_intermediate_size,
-                  int64_t{config_.n_shared_experts} * config_.moe_intermediate_size));
+  carver.Take(
+      scratch_.moe_workspace,
+      backend_.MoeWorkspaceBytes(
+          limits.max_tokens, config_.gate, config_.hidden_size, config_.moe_intermediate_size,
+          int64_t{config_.n_shared_experts} * config_.moe_intermediate_size));
   carver.Take(scratch_.head_workspace, backend_.HeadAndSampleWorkspaceBytes(
                                            std::max(limits.max_samples, limits.max_logit_rows),
                                            config_.hidden_size, config_.vocab_size));

@@ -12,8 +12,8 @@ absl::Status FaultStatus(const Fault& fault) {
       return absl::InternalError(absl::StrCat("cuda: row ", fault.index, ": position ", fault.value,
                                               " is outside the rope table"));
     case FaultKind::kNoBlock:
-      return absl::InternalError(absl::StrCat("cuda: sequence ", fault.index,
-                                              " has no block for position ", fault.value));
+      return absl::InternalError(
+          absl::StrCat("cuda: sequence ", fault.index, " has no block for position ", fault.value));
     case FaultKind::kBadSample:
       return absl::InternalError(absl::StrCat("cuda: head_and_sample: sample ", fault.index,
                                               ": a sampling parameter is out of range"));

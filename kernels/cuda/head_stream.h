@@ -1,5 +1,5 @@
-// HeadLinear over bf16 weights, products of bf16 with float32 sums (head_stream.cuh).  A sibling of head_linear.cu's general product, for devices that may
-// round activations to bf16.
+// HeadLinear over bf16 weights, products of bf16 with float32 sums (head_stream.cuh).  A sibling of
+// head_linear.cu's general product, for devices that may round activations to bf16.
 
 #ifndef KERNELS_CUDA_HEAD_STREAM_H_
 #define KERNELS_CUDA_HEAD_STREAM_H_

@@ -1,7 +1,7 @@
-// SparseDecode on tensor cores, for DeepSeek's latent (512 + 64) and V4's entries (448 + 64, their own
-// value) in bf16 or fp8 pages: bf16 queries, keys and weights, float32 scores and sums; e4m3 codes
-// that are no numbers count as 480.  A sibling of sparse_decode.cu's general form, for devices that
-// may round activations to bf16.
+// SparseDecode on tensor cores, for DeepSeek's latent (512 + 64) and V4's entries (448 + 64, their
+// own value) in bf16 or fp8 pages: bf16 queries, keys and weights, float32 scores and sums; e4m3
+// codes that are no numbers count as 480.  A sibling of sparse_decode.cu's general form, for
+// devices that may round activations to bf16.
 //
 // Few rows have their entries shared out over blocks of threads; a second kernel then combines the
 // parts.  Results are the same in every run, but where a row is cut depends on how many rows there
@@ -30,7 +30,8 @@ inline constexpr int32_t kMaxSparseParts = 132;
 
 bool CanRunSparseLatent(const SparseDecodeParams& params);
 
-// values [num_rows, num_heads, 512]: before W_UV, and after sink and inverse rotation.  REQUIRES: CanRunSparseLatent.
+// values [num_rows, num_heads, 512]: before W_UV, and after sink and inverse rotation.  REQUIRES:
+// CanRunSparseLatent.
 absl::Status SparseLatent(const Launcher& launcher, const SparseDecodeParams& params,
                           const SparseList& list, const SparseParts& parts, float* values,
                           int64_t row_stride, int64_t head_stride);

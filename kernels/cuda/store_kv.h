@@ -1,5 +1,5 @@
-// StoreKv, GatherKv, Rope and PrepareAttention on CUDA: contracts in kernels/store_kv.h.  The bytes that StoreKv
-// writes are those that the CPU writes.
+// StoreKv, GatherKv, Rope and PrepareAttention on CUDA: contracts in kernels/store_kv.h.  The bytes
+// that StoreKv writes are those that the CPU writes.
 
 #ifndef KERNELS_CUDA_STORE_KV_H_
 #define KERNELS_CUDA_STORE_KV_H_

@@ -322,9 +322,14 @@ TEST_F(CudaRoundingLinearTest, ManyRowsEqualTheCpu) {
     int64_t n, k;
     int32_t rows;
   };
-  for (const Shape& shape :
-       {Shape{8, 8, 17}, {128, 64, 128}, {130, 72, 129}, {300, 200, 64}, {260, 1032, 257},
-        {130, 300, 70}, {300, 600, 17}, {300, 1032, 128}}) {
+  for (const Shape& shape : {Shape{8, 8, 17},
+                             {128, 64, 128},
+                             {130, 72, 129},
+                             {300, 200, 64},
+                             {260, 1032, 257},
+                             {130, 300, 70},
+                             {300, 600, 17},
+                             {300, 1032, 128}}) {
     SCOPED_TRACE(testing::Message() << shape.n << " x " << shape.k << ", " << shape.rows);
     const TestWeight weight = MakeWeight({"", DType::kBfloat16}, shape.n, shape.k, 1);
     const std::vector<float> input = RoundFloats(shape.rows * shape.k, 2);
@@ -389,8 +394,8 @@ TEST_F(CudaRoundingLinearTest, ARowHasTheSameBitsInEveryMediumAndInEveryLargeBat
       const int32_t rows = size.part_rows;
       const std::vector<float> part(input.begin() + row * kK, input.begin() + (row + rows) * kK);
       const Result alone = Run(*device_, {&weight, rows, LinearEpilogue::kNone, true}, part);
-      EXPECT_TRUE(BitEqual(alone.rest, absl::MakeConstSpan(together.rest)
-                                           .subspan(row * (kN + 1), rows * (kN + 1))));
+      EXPECT_TRUE(BitEqual(
+          alone.rest, absl::MakeConstSpan(together.rest).subspan(row * (kN + 1), rows * (kN + 1))));
     }
   }
 }
