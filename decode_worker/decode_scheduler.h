@@ -145,6 +145,8 @@ class DecodeScheduler final : public worker::WorkerControl, private BatchRunner:
   void EndRequests(const absl::Status& status);
   void FinishBranch(Request& request, int32_t index);
   void ForgetLive(const worker::RequestId& id);
+
+  // Reports (decode_scheduler_reports.cc).
   void Publish();
   void ReportBatch();
 
