@@ -66,6 +66,9 @@ class KvSendImpl final : public KvSend, public std::enable_shared_from_this<KvSe
   void Pump(Actions& actions);
   void StopLocked(absl::Status cause, bool tell_peer, Actions& actions);
   void EndLocked(absl::Status status, Actions& actions);
+  // Calls (kv_send_calls.cc).
+  void Reserve(Actions& actions);
+  void Confirm(const kv_transfer::OutgoingResult& result, Actions& actions);
   void TellPeer(const std::string& cause, Actions& actions);
   void ReleaseReservation(const std::string& transfer_id, Actions& actions);
   std::string TransferIdBytes() const;
