@@ -30,6 +30,7 @@
 #include "decode_worker/options.h"
 #include "prometheus/registry.h"
 #include "service/command_line.h"
+#include "service/heap.h"
 #include "service/listen_address.h"
 #include "service/port_file.h"
 #include "service/process.h"
@@ -117,6 +118,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   options.role_both = role == "both";
 
+  service::LimitHeapArenas();
   service::BlockTerminationSignals();
   const absl::Status status = Serve(options);
   return status.ok() ? 0 : service::FatalExit(kProcess, status);

@@ -25,6 +25,7 @@
 #include "prometheus/registry.h"
 #include "service/command_line.h"
 #include "service/grpc_server.h"
+#include "service/heap.h"
 #include "service/listen_address.h"
 #include "service/port_file.h"
 #include "service/process.h"
@@ -120,6 +121,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.failure_message(service::UsageError);
   CLI11_PARSE(app, argc, argv);
+  service::LimitHeapArenas();
   service::BlockTerminationSignals();
   absl::Status status = service::InitLogging(kProcess, options.worker.log);
   if (status.ok()) status = Serve(options);
