@@ -68,12 +68,14 @@ absl::Status CancelledByCaller() {
   return absl::CancelledError("the caller cancelled the generation");
 }
 
-// gRPC makes the attempts: it knows whether anything of an answer has come.
+// gRPC makes the attempts: it knows whether anything of an answer has come.  A router that ends cuts
+// off what arrives before its clients have heard of it, and gRPC calls that CANCELLED; what the
+// caller cancels is not made again.
 std::string RetryPolicy(const ClientOptions& options) {
   return absl::StrFormat(
       R"({"methodConfig": [{"name": [{"service": "ferry.v1.Inference"}], "retryPolicy": {
           "maxAttempts": %d, "initialBackoff": "%.3fs", "maxBackoff": "%ds", "backoffMultiplier": 2,
-          "retryableStatusCodes": ["UNAVAILABLE"]}}]})",
+          "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"]}}]})",
       options.max_attempts, absl::ToDoubleSeconds(options.first_backoff), kMaxBackoffS);
 }
 

@@ -14,9 +14,9 @@
 //   metrics         serves /metrics.
 //   main            waits for SIGTERM or SIGINT.
 //
-// Stop order: readiness off and new requests refused; running ones end by themselves, or with
-// UNAVAILABLE at the drain limit or a second signal; then the servers (no call of ours is left),
-// the streams to the workers, the loop.
+// Stop order: readiness off, new requests refused and clients told to go elsewhere; running ones
+// end by themselves, or with UNAVAILABLE at the drain limit or a second signal; then the servers
+// (no call of ours is left), the streams to the workers, the loop.
 
 #include <prometheus/registry.h>
 #include <spdlog/spdlog.h>
@@ -37,6 +37,7 @@
 #include "router/router.h"
 #include "service/command_line.h"
 #include "service/grpc_server.h"
+#include "service/heap.h"
 #include "service/listen_address.h"
 #include "service/port_file.h"
 #include "service/process.h"
@@ -253,6 +254,8 @@ absl::Status Serve(const router::RouterOptions& options) {
   spdlog::info("draining signal={} limit_s={}", signal_number,
                absl::ToDoubleSeconds(options.drain_limit));
   server->SetReady(false);
+  server->Retire();
+  if (http != nullptr) http->Retire();
   if (!Drain(router, options.drain_limit)) {
     router.AbortAll(absl::UnavailableError("the router is shutting down"));
   }
@@ -273,6 +276,7 @@ int main(int argc, char** argv) {
   AddFlags(app, &options);
   app.failure_message(service::UsageError);
   CLI11_PARSE(app, argc, argv);
+  service::LimitHeapArenas();
   service::BlockTerminationSignals();
   absl::Status status = service::InitLogging(kProcessName, options.log);
   if (status.ok()) status = Serve(options);

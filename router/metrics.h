@@ -36,7 +36,7 @@ class RouterMetrics {
     absl::Duration total = -absl::InfiniteDuration();
   };
   virtual void RequestEnded(const Ended& ended) = 0;
-  // `stage`: tokenize, queue, dispatch, prefill, handoff, decode.
+  // `stage`: tokenize, queue, dispatch, prefill, first_token (from its placing on), decode.
   virtual void ObserveStage(const std::string& stage, absl::Duration duration) = 0;
   virtual void ObserveSelect(absl::Duration duration) = 0;
   virtual void ObserveTokenGap(absl::Duration duration) = 0;

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
+#include "grpc/grpc.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
@@ -196,9 +197,19 @@ void GrpcServer::SetReady(bool ready) {
   for (const std::string& name : service_names_) health->SetServingStatus(name, ready);
 }
 
+void GrpcServer::Retire() {
+  if (calls_ended_.valid()) return;
+  // It waits for the calls that run; what ends them is Shutdown's matter.
+  calls_ended_ = std::async(std::launch::async, [this] { server_->Shutdown(); });
+}
+
 void GrpcServer::Shutdown(absl::Duration grace) {
   if (server_ == nullptr) return;
-  server_->Shutdown(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(grace));
+  Retire();
+  if (calls_ended_.wait_for(absl::ToChronoMilliseconds(grace)) != std::future_status::ready) {
+    grpc_server_cancel_all_calls(server_->c_server());
+  }
+  calls_ended_.wait();
   server_->Wait();
 }
 

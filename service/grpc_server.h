@@ -9,6 +9,7 @@
 #define SERVICE_GRPC_SERVER_H_
 
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,14 +53,17 @@ class GrpcServer final {
 
   int32_t port() const { return port_; }
   void SetReady(bool ready);
-  // Refuses new calls; gives running ones `grace` and then cancels them.  Returns when all have
-  // ended.
+  // Closes the port and tells connected clients to go elsewhere (GOAWAY): gRPC makes their next
+  // calls over another connection.  Running calls go on until Shutdown.
+  void Retire();
+  // Retires, gives running calls `grace` and then cancels them.  Returns when all have ended.
   void Shutdown(absl::Duration grace);
 
  private:
   GrpcServer() = default;
 
   std::unique_ptr<grpc::Server> server_;
+  std::future<void> calls_ended_;  // valid from Retire on
   std::vector<std::string> service_names_;
   int32_t port_ = 0;
 };

@@ -112,6 +112,7 @@ class OpenAiFront final : public HttpFront {
   }
 
   int32_t port() const override { return server_->port(); }
+  void Retire() override { server_->Retire(); }
   void Shutdown(absl::Duration grace) override {
     if (server_ != nullptr) server_->Shutdown(grace);
   }

@@ -38,6 +38,7 @@ class HttpFront {
   virtual ~HttpFront() = default;  // Shutdown(0)
 
   virtual int32_t port() const = 0;
+  virtual void Retire() = 0;  // as HttpServer::Retire
   // As HttpServer::Shutdown.  The router's loop must still run.
   virtual void Shutdown(absl::Duration grace) = 0;
 };

@@ -75,7 +75,7 @@ class HttpServer::Impl final {
   int32_t port() const { return port_; }
   int64_t num_connections() const { return num_connections_; }
 
-  void Shutdown(absl::Duration grace) {
+  void Retire() {
     if (threads_.empty()) return;
     std::promise<void> closed;
     asio::post(acceptor_.get_executor(), [this, &closed] {
@@ -86,6 +86,11 @@ class HttpServer::Impl final {
     });
     closed.get_future().wait();
     ForEach([](Connection& connection) { connection.Drain(); });
+  }
+
+  void Shutdown(absl::Duration grace) {
+    if (threads_.empty()) return;
+    Retire();
     if (!WaitForNone(grace)) {
       ForEach([](Connection& connection) { connection.Close(); });
       WaitForNone(absl::InfiniteDuration());
@@ -203,6 +208,7 @@ HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpServer::~HttpServer() { Shutdown(absl::ZeroDuration()); }
 int32_t HttpServer::port() const { return impl_->port(); }
 int64_t HttpServer::num_connections() const { return impl_->num_connections(); }
+void HttpServer::Retire() { impl_->Retire(); }
 void HttpServer::Shutdown(absl::Duration grace) { impl_->Shutdown(grace); }
 
 }  // namespace router::http

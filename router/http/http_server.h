@@ -54,8 +54,11 @@ class HttpServer final {
   int32_t port() const;
   // Open connections, those that are idle included.
   int64_t num_connections() const;
-  // Accepts no more connections, closes those without a request, gives the others `grace` and then
-  // closes them, too.  Returns when none is left.
+  // Accepts no more connections and closes those without a request; the others end with the
+  // response that is under way.
+  void Retire();
+  // Retires, gives what is under way `grace` and then closes it.  Returns when no connection is
+  // left.
   void Shutdown(absl::Duration grace);
 
  private:

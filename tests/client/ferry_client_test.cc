@@ -34,6 +34,7 @@ class FakeInference final : public ferry::v1::Inference::Service {
     if (num_unavailable_.fetch_sub(1) > 0) {
       return grpc::Status(grpc::StatusCode::UNAVAILABLE, "no worker");
     }
+    if (request->text() == "cut off" && num_calls_ == 1) return grpc::Status::CANCELLED;
     if (request->text() == "dies") {
       GenerateResponse response;
       response.set_text("first");
@@ -267,6 +268,11 @@ TEST_F(FerryClientTest, UnavailableIsTriedAgain) {
       Request("go"), [](const GenerateResponse&) { return true; }, [](const absl::Status&) {});
   EXPECT_TRUE(running->Wait().ok());
   EXPECT_EQ(inference_.num_calls_, 6);
+}
+
+TEST_F(FerryClientTest, WhatAnEndingRouterCutsOffIsTriedAgain) {
+  EXPECT_TRUE(client_->Complete(Request("cut off")).ok());
+  EXPECT_EQ(inference_.num_calls_, 2);
 }
 
 TEST_F(FerryClientTest, ALongPromptIsTriedAgainToo) {

@@ -25,6 +25,7 @@ namespace {
 
 // Sanitized builds start slowly.
 constexpr absl::Duration kStartTimeout = absl::Seconds(120);
+constexpr absl::Duration kEndTimeout = absl::Seconds(60);
 constexpr absl::Duration kReportInterval = absl::Milliseconds(10);
 
 std::string Binary(const std::string& name) {
@@ -153,6 +154,22 @@ std::unique_ptr<ferry::Client> FerrySystem::NewClient(absl::Duration timeout) co
 
 void FerrySystem::Restart(WorkerProcess& worker) {
   worker.process.Kill();
+  StartAgain(worker);
+}
+
+void FerrySystem::Roll(WorkerProcess& worker) {
+  worker.process.Signal(SIGTERM);
+  EXPECT_EQ(worker.process.Wait(kEndTimeout), 0) << worker.name << "\n" << worker.process.log();
+  StartAgain(worker);
+}
+
+void FerrySystem::RollRouter() {
+  router_->Signal(SIGTERM);
+  EXPECT_EQ(router_->Wait(kEndTimeout), 0) << "router\n" << router_->log();
+  StartRouter(router_port_);
+}
+
+void FerrySystem::StartAgain(WorkerProcess& worker) {
   std::filesystem::remove(absl::StrCat(dir_, "/", worker.name, ".ports"));
   int port = 0;
   FERRY_CHECK(absl::SimpleAtoi(worker.address.substr(worker.address.rfind(':') + 1), &port));
@@ -205,7 +222,7 @@ FerrySystem::~FerrySystem() {
       EXPECT_EQ(process.log().find(report), std::string::npos) << name << "\n" << process.log();
     }
     if (IsExpectedDead(process)) return;
-    const std::optional<int> code = process.Wait(absl::Seconds(60));
+    const std::optional<int> code = process.Wait(kEndTimeout);
     EXPECT_TRUE(code.has_value()) << name << " did not stop\n" << process.log();
     if (code.has_value()) {
       EXPECT_EQ(*code, 0) << name << "\n" << process.log();

@@ -82,6 +82,10 @@ class FerrySystem final {
 
   // Kills a worker and starts another one at its address; returns when that serves.
   void Restart(WorkerProcess& worker);
+  // Ends a worker as a supervisor does, with SIGTERM; it must end with 0.  Starts another one at
+  // its address; returns when that serves.
+  void Roll(WorkerProcess& worker);
+  void RollRouter();
   void KillRouter();
   // Starts another router at the address of the one before; returns when it says that all workers
   // are ready.
@@ -100,6 +104,7 @@ class FerrySystem final {
   FerrySystem() = default;
   WorkerProcess StartWorker(const std::string& binary, const std::string& name,
                             const std::vector<std::string>& flags, int port = 0);
+  void StartAgain(WorkerProcess& worker);  // at its address
   void StartRouter(int port);
   Site SiteOf(const std::string& name) const;
   bool IsExpectedDead(const ChildProcess& process) const;

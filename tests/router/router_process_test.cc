@@ -74,7 +74,8 @@ TEST_F(RouterProcessTest, SigtermLetsRunningRequestsFinishAndExitsWithZero) {
   grpc::ClientContext late_context;
   const auto late = stub->Generate(&late_context, request);
   EXPECT_FALSE(late->Read(&message));
-  EXPECT_EQ(late->Finish().error_code(), grpc::UNAVAILABLE);
+  // CANCELLED before the client has heard that it is to go elsewhere.
+  EXPECT_THAT(late->Finish().error_code(), ::testing::AnyOf(grpc::UNAVAILABLE, grpc::CANCELLED));
   open->Answer("b");
   std::string text;
   while (reader->Read(&message)) text += message.text();

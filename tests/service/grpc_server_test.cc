@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
 
 #include "ferry/v1/inference.grpc.pb.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -89,6 +90,57 @@ TEST(GrpcServerTest, HealthFollowsReadinessByName) {
   (*server)->SetReady(false);
   EXPECT_EQ(Health(**server, "ferry.v1.Inference"), 2);
   EXPECT_EQ(Health(**server, "liveness"), 1);
+}
+
+// Answers Tokenize when it is released.
+class Slow final : public ferry::v1::Inference::Service {
+ public:
+  void AwaitCall() { called_.get_future().wait(); }
+  void Release() { released_.set_value(); }
+
+ private:
+  grpc::Status Tokenize(grpc::ServerContext*, const ferry::v1::TokenizeRequest*,
+                        ferry::v1::TokenizeResponse*) override {
+    called_.set_value();
+    released_.get_future().wait();
+    return grpc::Status::OK;
+  }
+  std::promise<void> called_, released_;
+};
+
+TEST(GrpcServerTest, ClientsOfARetiredServerGoElsewhereAndRunningCallsEnd) {
+  Slow slow;
+  Echo echo;
+  auto retired = GrpcServer::Start("127.0.0.1:0", {}, {&slow});
+  auto other = GrpcServer::Start("127.0.0.1:0", {}, {&echo});
+  const auto channel = grpc::CreateChannel("ipv4:127.0.0.1:" + std::to_string((*retired)->port()) +
+                                               ",127.0.0.1:" + std::to_string((*other)->port()),
+                                           grpc::InsecureChannelCredentials());
+  const auto stub = ferry::v1::Inference::NewStub(channel);
+  std::future<grpc::Status> running = std::async(std::launch::async, [&] {
+    grpc::ClientContext context;
+    ferry::v1::TokenizeResponse response;
+    return stub->Tokenize(&context, {}, &response);
+  });
+  slow.AwaitCall();
+  (*retired)->Retire();
+  // Until the client has heard of it its calls come here and fail.
+  ferry::v1::DetokenizeRequest request;
+  request.set_model("m");
+  ferry::v1::DetokenizeResponse response;
+  const auto deadline = std::chrono::system_clock::now() + std::chrono::seconds(30);
+  grpc::Status status;
+  do {
+    grpc::ClientContext context;
+    context.set_deadline(deadline);
+    status = stub->Detokenize(&context, request, &response);
+  } while (!status.ok() && std::chrono::system_clock::now() < deadline);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.text(), "m");
+  EXPECT_NE(running.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+  slow.Release();
+  EXPECT_TRUE(running.get().ok());
+  (*retired)->Shutdown(absl::InfiniteDuration());
 }
 
 TEST(GrpcServerTest, TwoServersInOneProcessBothHaveReflectionAndServe) {

@@ -71,8 +71,9 @@ class Generation(Iterator[pb.GenerateResponse]):
 class Client:
     """One connection to a router, which all calls share; made by the first call, and again after it broke.
 
-    A call that ends UNAVAILABLE before anything has come back is made again, at most `max_attempts` times in all, after
-    pauses that double from `first_backoff` seconds; what has given a message never is, nor what failed in another way.
+    A call that ends UNAVAILABLE, or CANCELLED though nobody cancelled it (its router ended), before anything has come back
+    is made again, at most `max_attempts` times in all, after pauses that double from `first_backoff` seconds; what has given
+    a message never is, nor what failed in another way.
     `timeout` is of a whole call, in seconds.  All calls raise ferry.Error.  May be used by many threads at a time.
     """
 
@@ -215,7 +216,7 @@ def _channel_options(max_attempts: int, first_backoff: float) -> list[tuple[str,
     if max_attempts == 1:
         return [*options, ("grpc.enable_retries", 0)]
     policy = {"maxAttempts": max_attempts, "initialBackoff": f"{first_backoff:.3f}s", "maxBackoff": f"{_MAX_BACKOFF_S:g}s",
-              "backoffMultiplier": 2, "retryableStatusCodes": ["UNAVAILABLE"]}
+              "backoffMultiplier": 2, "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"]}
     config = {"methodConfig": [{"name": [{"service": "ferry.v1.Inference"}], "retryPolicy": policy}]}
     # A request that gRPC cannot keep is not made again; by default it keeps 256 KiB.
     return [*options, ("grpc.service_config", json.dumps(config)), ("grpc.per_rpc_retry_buffer_size", _MAX_MESSAGE_BYTES)]

@@ -111,8 +111,7 @@ TEST_F(HttpProcessTest, SigtermLetsStreamsFinish) {
   EXPECT_EQ(idle.Read().status, 200);
   process.Signal(SIGTERM);
   ASSERT_TRUE(process.ReadUntil("draining signal="));
-  idle.Ask("/v1/completions", kAsk);
-  EXPECT_EQ(idle.Read().status, 503);
+  EXPECT_TRUE(idle.AtEnd());  // its next request goes elsewhere
   ASSERT_TRUE(WaitForCalls(1));
   calls_[0]->Answer("b");
   EXPECT_TRUE(client.Read().done());
