@@ -365,6 +365,8 @@ TEST_F(PrefillFailuresTest, TheDecodeWorkerMayStopATransfer) {
   EXPECT_EQ(abort(kv_transfer::Epoch::Random(), ""), ferry::v1::WRITER_STATE_NEVER_STARTED);
   EXPECT_EQ(abort(decode_->epoch, std::string(16, 'x')), ferry::v1::WRITER_STATE_NEVER_STARTED);
   auto aborted = std::async(std::launch::async, abort, decode_->epoch, "");
+  // It has come, before anything lands.
+  WaitForLoad([](const auto& load) { return load.kv_blocks().quarantined() > 0; });
   EXPECT_EQ(ReleaseUntil(std::move(aborted)), ferry::v1::WRITER_STATE_DRAINED);
   const absl::Status status = call.Finish();
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
