@@ -68,9 +68,9 @@ absl::Status CancelledByCaller() {
   return absl::CancelledError("the caller cancelled the generation");
 }
 
-// gRPC makes the attempts: it knows whether anything of an answer has come.  A router that ends cuts
-// off what arrives before its clients have heard of it, and gRPC calls that CANCELLED; what the
-// caller cancels is not made again.
+// gRPC makes the attempts: it knows whether anything of an answer has come.  A router that ends
+// cuts off what arrives before its clients have heard of it, and gRPC calls that CANCELLED; what
+// the caller cancels is not made again.
 std::string RetryPolicy(const ClientOptions& options) {
   return absl::StrFormat(
       R"({"methodConfig": [{"name": [{"service": "ferry.v1.Inference"}], "retryPolicy": {

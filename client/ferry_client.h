@@ -1,10 +1,11 @@
 // ferry::Client: the C++ SDK.  Talks to a router (or anything that serves ferry.v1.Inference).
 //
 // A client keeps one connection, which all its calls share; it is made by the first call and again
-// after it broke.  A call that ends UNAVAILABLE, or CANCELLED though nobody cancelled it (its router
-// ended), before anything has come back is made again, after a pause and within its timeout; what
-// has given a message never is, nor what failed in another way. Errors are the router's own, code and message; where it gave a reason ("QUEUE_FULL", ...),
-// that is the status's payload "ferry/reason", and RetryAfter tells when to come back.
+// after it broke.  A call that ends UNAVAILABLE, or CANCELLED though nobody cancelled it (its
+// router ended), before anything has come back is made again, after a pause and within its timeout;
+// what has given a message never is, nor what failed in another way. Errors are the router's own,
+// code and message; where it gave a reason ("QUEUE_FULL", ...), that is the status's payload
+// "ferry/reason", and RetryAfter tells when to come back.
 //
 // Thread-safe; one Client may run many calls at a time.
 
