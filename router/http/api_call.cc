@@ -140,7 +140,7 @@ class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_t
 
   // Of a request that no generation has come of.
   void Refuse(const absl::Status& status) {
-    door_->NoteRefusal(arrival_, request_id_, status);
+    door_->NoteRefusal(arrival_, request_id_, ForLog(status));
     if (!done_) Fail(status);
   }
 

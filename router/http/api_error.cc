@@ -123,6 +123,13 @@ std::string ErrorBody(int http_status, const std::string& message) {
   return Dump(body);
 }
 
+absl::Status ForLog(const absl::Status& status) {
+  if (!absl::IsInvalidArgument(status)) return status;
+  const Json param = ParamOf(400, std::string(status.message()));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the body cannot be served", param.is_string() ? ": " + param.get<std::string>() : ""));
+}
+
 Response ErrorResponse(const absl::Status& status) {
   Response response = {.status = HttpStatusOf(status.code())};
   response.body = ErrorBody(response.status, Message(status));

@@ -23,6 +23,10 @@ std::string ErrorBody(int http_status, const std::string& message);
 // `status` of one of several prompts, in words that name it: "prompt[1] has ...".
 absl::Status OfPrompt(size_t index, const absl::Status& status);
 
+// What a log may say of an error in a request's body: which member it is about.  Its value, which
+// the client is told, may be a prompt.
+absl::Status ForLog(const absl::Status& status);
+
 // The whole response for a request that failed with `status`, in the words that are for the public:
 // 429 and 503 with Retry-After, whole seconds.
 Response ErrorResponse(const absl::Status& status);

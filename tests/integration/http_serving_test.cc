@@ -2,6 +2,7 @@
 // nothing behind.
 
 #include <cstdlib>
+#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
@@ -81,6 +82,63 @@ TEST_F(HttpServingTest, TheTextIsThatOfGrpcWholeAndStreamed) {
     }
   }
   EXPECT_EQ(system->WaitUntilIdle(absl::Seconds(30)), "");
+}
+
+// Whatever is asked, and however much is logged: no text, no token of a client.
+TEST_F(HttpServingTest, LogsHoldNeitherTextNorKeys) {
+  const std::string phrase = "Zanzibar", key = "key-of-the-lighthouse", wrong = "key-of-a-thief";
+  const std::string keys = MakeTestDir() + "/keys";
+  std::ofstream(keys) << key << " gold\n";
+  SystemOptions options;
+  options.model_dir = std::getenv("FERRY_DEMO_MODEL");
+  const std::vector<std::string> loud = {"--log_level", "trace"};
+  options.prefill_flags = options.decode_flags = options.router_flags = loud;
+  options.router_flags.insert(options.router_flags.end(),
+                              {"--local_prefill_tokens", "0", "--http_listen", "127.0.0.1:0",
+                               "--api_keys_file", keys, "--chat_format", "v2"});
+  const auto system = FerrySystem::Start(options);
+  const int port = system->router_http_port();
+  const auto ask = [&](int status, const std::string& path, const json& body,
+                       const std::string& bearer) {
+    const Reply reply =
+        Post(port, path, body.dump(), absl::StrCat("Authorization: Bearer ", bearer, "\r\n"));
+    EXPECT_EQ(reply.status, status) << reply.body;
+  };
+  const json good = {{"prompt", phrase}, {"max_tokens", 4}, {"stop", {phrase}}, {"user", phrase}};
+  ask(200, kCompletions, good, key);
+  ask(401, kCompletions, good, wrong);
+  json bad = good;
+  bad["temperature"] = phrase;
+  ask(400, kCompletions, bad, key);
+  bad["temperature"] = -1;
+  ask(400, kCompletions, bad, key);
+  ask(400, kCompletions, {{"prompt", {{"text", phrase}}}}, key);
+  ask(400, kCompletions, {{"prompt", "a"}, {phrase, 1}}, key);
+  ask(400, kCompletions, phrase, key);
+  EXPECT_EQ(
+      Post(port, kCompletions, "{\"prompt\": " + phrase, "Authorization: Bearer " + key + "\r\n")
+          .status,
+      400);
+  ask(400, "/v1/chat/completions", {{"messages", {{{"role", phrase}, {"content", phrase}}}}}, key);
+  bad = good;
+  bad["max_tokens"] = 100000;
+  ask(400, kCompletions, bad, key);
+  ask(200, "/v1/chat/completions",
+      {{"messages", {{{"role", "user"}, {"content", phrase}}}}, {"max_tokens", 4}}, key);
+  ferry::v1::GenerateRequest request;
+  request.set_text(phrase);
+  request.mutable_sampling()->set_max_tokens(4);
+  EXPECT_TRUE(system->client().Complete(request).ok());
+  request.mutable_sampling()->set_temperature(-1);
+  EXPECT_FALSE(system->client().Complete(request).ok());
+
+  EXPECT_EQ(system->WaitUntilIdle(absl::Seconds(30)), "");
+  const std::string logs = absl::StrCat(system->router().log(), system->prefill(0).process.log(),
+                                        system->decode(0).process.log());
+  EXPECT_THAT(logs, testing::HasSubstr("request_id="));
+  for (const std::string& secret : {phrase, key, wrong}) {
+    EXPECT_THAT(logs, testing::Not(testing::HasSubstr(secret)));
+  }
 }
 
 TEST_F(HttpServingTest, AChatIsACompletionOfItsPrompt) {

@@ -35,6 +35,19 @@ TEST(ApiErrorTest, RetryAfterIsWhatTheRefusalSaysInWholeSeconds) {
   EXPECT_EQ(RetryAfterOf(absl::InternalError("broken")), "");
 }
 
+TEST(ApiErrorTest, ALogHasTheMemberAndNotItsValue) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"temperature is \"secret\": must be a number", "the body cannot be served: temperature"},
+      {"messages[0].role is \"secret\"", "the body cannot be served: messages[0].role"},
+      {"A secret is 1: there is no such member of a request", "the body cannot be served"},
+      {"the body is not JSON: last read: 'secret'", "the body cannot be served"}};
+  for (const auto& [message, logged] : cases) {
+    EXPECT_EQ(ForLog(absl::InvalidArgumentError(message)), absl::InvalidArgumentError(logged));
+  }
+  const absl::Status other = absl::ResourceExhaustedError("3 long texts wait to be read");
+  EXPECT_EQ(ForLog(other), other);
+}
+
 TEST(ApiErrorTest, OneOfSeveralPromptsIsNamed) {
   const std::pair<const char*, const char*> cases[] = {
       {"prompt has 9 tokens: the context is 8", "prompt[2] has 9 tokens: the context is 8"},
