@@ -26,11 +26,11 @@ const TenantLimits& AdmissionQueue::LimitsOf(const std::string& tenant) const {
 absl::Status AdmissionQueue::Enter(Entry* entry) {
   const auto tenant = tenants_.find(entry->tenant);
   const int64_t queued = tenant == tenants_.end() ? 0 : tenant->second.queued;
-  const int64_t max_queued = LimitsOf(entry->tenant).max_queued;
-  if (max_queued > 0 && queued >= max_queued) {
-    return Full(absl::StrCat(entry->tenant.empty() ? "requests of no tenant"
-                                                   : absl::StrCat("tenant ", entry->tenant),
-                             ": ", queued, " requests wait, the limit is ", max_queued),
+  const TenantLimits& limits = LimitsOf(entry->tenant);
+  const std::string who =
+      entry->tenant.empty() ? "requests of no tenant" : absl::StrCat("tenant ", entry->tenant);
+  if (limits.max_queued > 0 && queued >= limits.max_queued) {
+    return Full(absl::StrCat(who, ": ", queued, " requests wait, the limit is ", limits.max_queued),
                 status::kTenantLimit);
   }
   if (num_requests_ >= limits_.max_requests) {
@@ -42,6 +42,16 @@ absl::Status AdmissionQueue::Enter(Entry* entry) {
     return Full(absl::StrCat("queue is full: ", num_bytes_, " bytes wait, ", entry->bytes,
                              " more pass the limit of ", limits_.max_bytes),
                 status::kQueueFull);
+  }
+  // Last: what is refused for another reason does not count.
+  if (limits.max_rate > 0) {
+    const absl::Duration wait = rates_.Take(entry->tenant, limits.max_rate, entry->since);
+    if (wait > absl::ZeroDuration()) {
+      return status::WithRetryAfter(
+          Full(absl::StrCat(who, ": more than ", limits.max_rate, " requests a second"),
+               status::kTenantLimit),
+          wait);
+    }
   }
   Return(entry);
   return absl::OkStatus();

@@ -1,5 +1,5 @@
 // AdmissionQueue: requests that wait for a worker, in the router, before anything is allocated
-// anywhere.  Bounded by count and bytes, and a tenant's requests by count.
+// anywhere.  Bounded by count and bytes, and a tenant's requests by count and rate.
 //
 // Who goes first, within a model:
 //   - tenants have equal shares of what is served, in tokens (start-time fair queueing: the tenant
@@ -24,13 +24,15 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "router/tenant_rates.h"
 
 namespace router {
 
-// What a tenant may have at a time; 0: any number.
+// What a tenant may have at a time, and how fast; 0: any number.
 struct TenantLimits {
   int64_t max_running = 0;  // at workers, or back in the queue from one
   int64_t max_queued = 0;   // waiting for the first worker
+  double max_rate = 0;      // requests a second (tenant_rates.h)
 };
 
 class AdmissionQueue final {
@@ -66,7 +68,8 @@ class AdmissionQueue final {
 
   explicit AdmissionQueue(const Limits& limits) : limits_(limits) {}
 
-  // Errors: kResourceExhausted / QUEUE_FULL or TENANT_LIMIT naming the bound.
+  // Errors: kResourceExhausted / QUEUE_FULL or TENANT_LIMIT naming the bound; with a RetryAfter
+  // where that is known.
   absl::Status Enter(Entry* entry);
   // A request that had been admitted once and comes back: not refused.
   void Return(Entry* entry);
@@ -132,6 +135,7 @@ class AdmissionQueue final {
   const Limits limits_;
   absl::flat_hash_map<std::string, Model> models_;
   std::map<std::string, TenantUse> tenants_;  // that have any
+  TenantRates rates_;
   int64_t num_requests_ = 0;
   int64_t num_bytes_ = 0;
 };

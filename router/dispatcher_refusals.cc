@@ -90,7 +90,8 @@ absl::Status Dispatcher::Enter(Waiting* waiting) {
     }
   }
   if (absl::Status status = queue_.Enter(&waiting->entry); !status.ok()) {
-    return ComeBack(std::move(status), wait > absl::ZeroDuration() ? wait : kUnknown);
+    const absl::Duration known = std::max(status::RetryAfter(status), wait);
+    return ComeBack(std::move(status), known > absl::ZeroDuration() ? known : kUnknown);
   }
   waiting_[&waiting->entry] = waiting;
   SchedulePump();

@@ -87,8 +87,10 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
       "requests of one tenant at workers at a time; the others wait; 0: any number");
   add("--tenant_max_queued", options->tenant_max_queued,
       "requests of one tenant that may wait for a worker; 0: any number");
+  add("--tenant_max_rate", options->tenant_max_rate,
+      "requests a second of one tenant; more are refused, with a time to come back; 0: any number");
   add("--tenant_limit", options->tenant_limits,
-      "NAME=RUNNING:QUEUED, these limits of one tenant; repeatable")
+      "NAME=RUNNING:QUEUED[:RATE], these limits of one tenant; repeatable")
       ->delimiter(',');
   add("--kv_watermark", options->kv_watermark,
       "share of a decode worker's cache, foreseen output counted, beyond which it takes no more");

@@ -1,5 +1,6 @@
 #include "router/options.h"
 
+#include <cmath>
 #include <set>
 #include <string_view>
 
@@ -61,6 +62,8 @@ absl::Status RouterOptions::Validate() const {
           "--tls_cert and --tls_key must be given together");
   require(tenant_max_running >= 0, "--tenant_max_running: ", tenant_max_running, " is negative");
   require(tenant_max_queued >= 0, "--tenant_max_queued: ", tenant_max_queued, " is negative");
+  require(tenant_max_rate >= 0 && std::isfinite(tenant_max_rate),
+          "--tenant_max_rate: ", tenant_max_rate, " is not a number of 0 or more");
   const auto tenants = ParseTenantLimits(tenant_limits);
   require(tenants.ok(), std::string(tenants.status().message()));
   require(kv_watermark > 0 && kv_watermark <= 1, "--kv_watermark: ", kv_watermark,
@@ -97,12 +100,15 @@ absl::StatusOr<std::map<std::string, TenantLimits>> ParseTenantLimits(
     const std::pair<std::string, std::string> named = absl::StrSplit(item, absl::MaxSplits('=', 1));
     const std::vector<std::string> numbers = absl::StrSplit(named.second, ':');
     TenantLimits one;
-    if (named.first.empty() || numbers.size() != 2 ||
+    if (named.first.empty() || numbers.size() < 2 || numbers.size() > 3 ||
         !absl::SimpleAtoi(numbers[0], &one.max_running) ||
-        !absl::SimpleAtoi(numbers[1], &one.max_queued) || one.max_running < 0 ||
-        one.max_queued < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--tenant_limit: \"", item, "\" is not NAME=RUNNING:QUEUED with numbers of 0 or more"));
+        !absl::SimpleAtoi(numbers[1], &one.max_queued) ||
+        (numbers.size() == 3 && !absl::SimpleAtod(numbers[2], &one.max_rate)) ||
+        one.max_running < 0 || one.max_queued < 0 ||
+        !(one.max_rate >= 0 && std::isfinite(one.max_rate))) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--tenant_limit: \"", item,
+                       "\" is not NAME=RUNNING:QUEUED[:RATE] with numbers of 0 or more"));
     }
     if (!limits.emplace(named.first, one).second) {
       return absl::InvalidArgumentError(

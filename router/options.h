@@ -35,7 +35,8 @@ struct RouterOptions {
   int64_t max_queue_bytes = int64_t{1} << 30;  // --max_queue_bytes
   int64_t tenant_max_running = 0;  // --tenant_max_running of each tenant not named below; 0: any
   int64_t tenant_max_queued = 0;   // --tenant_max_queued
-  std::vector<std::string> tenant_limits;  // --tenant_limit NAME=RUNNING:QUEUED, repeatable
+  double tenant_max_rate = 0;      // --tenant_max_rate, requests a second
+  std::vector<std::string> tenant_limits;  // --tenant_limit NAME=RUNNING:QUEUED[:RATE], repeatable
   double kv_watermark = 0.95;              // --kv_watermark: share of a decode worker's cache
   int32_t breaker_failures = 3;            // --breaker_failures in a row; 0: no breakers
   int32_t max_attempts = 10;   // --max_attempts that may end with their worker, the first included

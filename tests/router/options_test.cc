@@ -29,7 +29,8 @@ TEST(RouterOptionsTest, NamesEveryProblemAtOnce) {
   options.tls.cert_file = "cert";
   options.http_listen = "8000";
   options.tenant_max_running = -1;
-  options.tenant_limits = {"a=1:2", "b=1"};
+  options.tenant_max_rate = -0.5;
+  options.tenant_limits = {"a=1:2", "c=1:2:0.5", "b=1"};
   options.kv_watermark = 1.5;
   options.breaker_failures = -1;
   options.max_ttft = absl::Seconds(-1);
@@ -44,7 +45,7 @@ TEST(RouterOptionsTest, NamesEveryProblemAtOnce) {
             HasSubstr("--trace_ratio: 1.5"), HasSubstr("--heartbeat_s: 0"),
             HasSubstr("--accept_limit_s: 0"), HasSubstr("--cancel_ack_s: -1s"),
             HasSubstr("--tls_cert and --tls_key"), HasSubstr("--http_listen: "),
-            HasSubstr("--tenant_max_running: -1"),
+            HasSubstr("--tenant_max_running: -1"), HasSubstr("--tenant_max_rate: -0.5"),
             HasSubstr("--tenant_limit: \"b=1\" is not NAME=RUNNING:QUEUED"),
             HasSubstr("--kv_watermark: 1.5"), HasSubstr("--breaker_failures: -1"),
             HasSubstr("--max_ttft_s: -1s is negative")));
@@ -62,12 +63,15 @@ TEST(RouterOptionsTest, NamesEveryProblemAtOnce) {
 TEST(RouterOptionsTest, TenantLimitsAreRead) {
   const auto limits = ParseTenantLimits({"acme=8:16", "x=y=1:0"});
   EXPECT_THAT(std::string(limits.status().message()), HasSubstr("\"x=y=1:0\" is not"));
-  const auto good = ParseTenantLimits({"acme=8:16", "other.org=0:5"});
+  const auto good = ParseTenantLimits({"acme=8:16", "other.org=0:5:0.5"});
   ASSERT_TRUE(good.ok()) << good.status();
   EXPECT_EQ(good->at("acme").max_running, 8);
   EXPECT_EQ(good->at("acme").max_queued, 16);
+  EXPECT_EQ(good->at("acme").max_rate, 0);
   EXPECT_EQ(good->at("other.org").max_running, 0);
-  for (const char* bad : {"", "=1:2", "a", "a=", "a=1:-2", "a=1:2:3", "a=one:2"}) {
+  EXPECT_EQ(good->at("other.org").max_rate, 0.5);
+  for (const char* bad : {"", "=1:2", "a", "a=", "a=1:-2", "a=one:2", "a=1:2:", "a=1:2:-1",
+                          "a=1:2:nan", "a=1:2:3:4"}) {
     EXPECT_FALSE(ParseTenantLimits({bad}).ok()) << bad;
   }
   EXPECT_THAT(std::string(ParseTenantLimits({"a=1:2", "a=1:2"}).status().message()),

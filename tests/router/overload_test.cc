@@ -102,6 +102,21 @@ TEST_F(OverloadTest, ATenantAtItsLimitWaitsAndTheOthersDoNot) {
   EXPECT_TRUE(IsIdle());
 }
 
+TEST_F(OverloadTest, ATenantThatAsksTooFastIsRefusedAndTheOthersAreNot) {
+  options_.tenant_limits = {"a=0:0:0.001"};
+  Decode();
+  StartRouter();
+  EXPECT_EQ(Generate(Of("a")).status, absl::OkStatus());
+  const absl::Status refused = Generate(Of("a")).status;
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status::Reason(refused), status::kTenantLimit);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("tenant a: more than 0.001 requests a second"));
+  EXPECT_EQ(status::RetryAfter(refused), absl::Seconds(60)) << "the longest that is asked for";
+  EXPECT_EQ(Generate(Of("b")).status, absl::OkStatus());
+  EXPECT_EQ(Generate(Text("hi")).status, absl::OkStatus());
+}
+
 TEST_F(OverloadTest, EqualPromptsOfTwoTenantsShareNoBlocks) {
   FakeWorker* const worker = Decode();
   StartRouter();
