@@ -228,7 +228,7 @@ absl::Status Executor::Forward(const model::StepPlan& plan, Lane& lane,
       .sampled_ids = reinterpret_cast<int32_t*>(lane.sampled_ids->data()),
       .logits = lane.logits == nullptr ? nullptr : lane.logits->floats()};
   if (lane.plan == nullptr) return network_->Forward(context, plan, state, output);
-  RETURN_IF_ERROR(lane.plan->CopyFrom(plan.bytes()));
+  lane.plan->CopyFrom(plan);
   const auto forward = [&] { return network_->Forward(context, *lane.plan, state, output); };
   const std::optional<DecodeShape> shape = ShapeOfDecode(plan);
   if (!shape.has_value()) return forward();

@@ -82,7 +82,7 @@ absl::Status DeepseekV4::Forward(const kernels::LaunchContext& context, const St
   const StepView step{context, plan, state, output, scratch_.plan, scratch_.linear_workspace};
   RETURN_IF_ERROR(CopyPlannedBlocks(backend_, context, plan, state, cache_layout().block_bytes()));
   if (step.num_tokens() == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(backend_.CopyToDevice(context, scratch_.plan, plan.bytes()));
+  RETURN_IF_ERROR(backend_.CopyToDevice(context, scratch_.plan, plan.used_bytes()));
   RETURN_IF_ERROR(attention_.BeginStep(step));
   RETURN_IF_ERROR(EmbedStreams(step));
   for (int32_t layer = 0; layer < config_.num_hidden_layers; ++layer) {

@@ -110,7 +110,7 @@ absl::Status MlaNetwork::UploadStep(const StepView& step) {
   const auto upload = [&](auto* device, auto host) {
     return UploadSpan(backend_, step.context, host, device);
   };
-  RETURN_IF_ERROR(upload(scratch_.plan, step.plan.bytes()));
+  RETURN_IF_ERROR(upload(scratch_.plan, step.plan.used_bytes()));
   if (pieces_.passes().empty()) return absl::OkStatus();
   RETURN_IF_ERROR(upload(scratch_.cu_seqlens_q, pieces_.cu_seqlens_q()));
   RETURN_IF_ERROR(upload(scratch_.cu_seqlens_kv, pieces_.cu_seqlens_kv()));

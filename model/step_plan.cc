@@ -4,8 +4,8 @@
 #include <cstring>
 #include <new>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/scratch_carver.h"
+#include "status/check.h"
 
 namespace model {
 namespace {
@@ -62,12 +62,10 @@ size_t StepPlan::Carve(std::byte* base) {
   carver.Take(cu_seqlens_q, limits.max_seqs + 1);
   carver.Take(cu_seqlens_kv, limits.max_seqs + 1);
   carver.Take(kv_len, limits.max_seqs);
-  carver.Take(block_table, int64_t{limits.max_seqs} * limits.max_blocks_per_seq);
   carver.Take(state_slots, limits.max_seqs);
   carver.Take(splits, limits.max_splits());
   carver.Take(samples, limits.max_samples);
   carver.Take(penalty_resets, limits.max_samples);
-  carver.Take(history_tokens, limits.max_history_tokens);
   carver.Take(logit_rows, limits.max_logit_rows);
   carver.Take(copy_src, limits.max_copies);
   carver.Take(copy_dst, limits.max_copies);
@@ -75,6 +73,8 @@ size_t StepPlan::Carve(std::byte* base) {
   carver.Take(state_copy_dst, limits.max_seqs);
   carver.Take(snapshot_src, limits.max_seqs);
   carver.Take(snapshot_dst, limits.max_seqs);
+  carver.Take(block_table, int64_t{limits.max_seqs} * limits.max_blocks_per_seq);
+  carver.Take(history_tokens, limits.max_history_tokens);
   return static_cast<size_t>(carver.size());
 }
 
@@ -84,13 +84,17 @@ void StepPlan::Clear() {
   cu_seqlens_kv[0] = 0;
 }
 
-absl::Status StepPlan::CopyFrom(absl::Span<const std::byte> bytes) {
-  if (bytes.size() != size_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a step plan of ", size_, " bytes cannot take ", bytes.size(), " bytes"));
-  }
-  std::memcpy(storage_, bytes.data(), size_);
-  return absl::OkStatus();
+absl::Span<const std::byte> StepPlan::used_bytes() const {
+  const int32_t* end = counts_->num_history_tokens > 0
+                           ? history_tokens + counts_->num_history_tokens
+                           : block_table + counts_->num_seqs * block_table_stride();
+  return bytes().first(static_cast<size_t>(reinterpret_cast<const std::byte*>(end) - storage_));
+}
+
+void StepPlan::CopyFrom(const StepPlan& other) {
+  FERRY_CHECK(limits_ == other.limits_) << "a plan of other limits";
+  const absl::Span<const std::byte> used = other.used_bytes();
+  std::memcpy(storage_, used.data(), used.size());
 }
 
 }  // namespace model

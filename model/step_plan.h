@@ -1,8 +1,8 @@
 // StepPlan: everything one step of an engine needs, as one flat, fixed-address structure.
 //
 // It mixes chunks of prompts and decodes: phase is data.  No launch parameter depends on a value
-// that only the device knows, so the same plan feeds CPU loops and CUDA graphs.  Its bytes are one
-// copy to a device, and one message to another rank.
+// that only the device knows, so the same plan feeds CPU loops and CUDA graphs.  What a step uses
+// of its bytes is one copy to a device, and one message to another rank.
 //
 // Order of sequences: those attended in absorbed form first ("decodes first"), then those in ragged
 // MHA form.  Rows of a sequence are adjacent; sequences follow each other without gaps.
@@ -16,7 +16,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/absorbed_decode.h"
 #include "kernels/head_and_sample.h"
@@ -91,13 +90,11 @@ class StepPlan final {
   int32_t* cu_seqlens_q;
   int32_t* cu_seqlens_kv;
   int32_t* kv_len;       // cached + new
-  int32_t* block_table;  // [max_seqs, max_blocks_per_seq], -1 past the end
   int32_t* state_slots;  // -1: none; else the rows advance the state in this slot, in place
 
   kernels::DecodeSplit* splits;           // [max_splits()], of the absorbed sequences
   kernels::SampleRow* samples;            // [max_samples]
   kernels::PenaltyReset* penalty_resets;  // [max_samples]
-  int32_t* history_tokens;                // [max_history_tokens]
   int32_t* logit_rows;                    // [max_logit_rows]
   int32_t* copy_src;                      // [max_copies], blocks copied before anything else
   int32_t* copy_dst;
@@ -109,12 +106,19 @@ class StepPlan final {
   int32_t* snapshot_src;  // [max_seqs]
   int32_t* snapshot_dst;
 
+  // The large ones, last.
+  int32_t* block_table;     // [max_seqs, max_blocks_per_seq], -1 past the end
+  int32_t* history_tokens;  // [max_history_tokens], of penalty resets
+
   int64_t block_table_stride() const { return limits_.max_blocks_per_seq; }
 
   // The whole structure, counts included.
   absl::Span<const std::byte> bytes() const { return {storage_, size_}; }
-  // Errors: kInvalidArgument if `bytes` are not those of a plan with the same limits.
-  absl::Status CopyFrom(absl::Span<const std::byte> bytes);
+  // Of it, from the start, what a step with these counts reads: tables of sequences and histories
+  // that there are not are left out.
+  absl::Span<const std::byte> used_bytes() const;
+  // Takes the other plan's used bytes.  REQUIRES: the same limits.
+  void CopyFrom(const StepPlan& other);
 
  private:
   struct AlignedDelete {

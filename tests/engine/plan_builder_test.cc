@@ -191,14 +191,34 @@ TEST_F(PlanBuilderTest, ThePlanIsOnePieceOfBytes) {
   builder_.Begin(3);
   builder_.Add(seq, 5, false, true, /*logits=*/true);
   model::StepPlan copy(Limits());
-  ASSERT_TRUE(copy.CopyFrom(plan_.bytes()).ok());
+  copy.CopyFrom(plan_);
   EXPECT_EQ(copy.counts().step_id, 3);
   EXPECT_THAT(Take(copy.logit_rows, 5), ElementsAre(0, 1, 2, 3, 4));
   EXPECT_EQ(copy.token_ids[4], 1004);
+  EXPECT_THAT(Take(copy.block_table, 1), ElementsAre(seq.blocks[0]));
+}
+
+// Of the tables only rows of sequences that there are, of histories only tokens.
+TEST_F(PlanBuilderTest, WhatIsNotUsedIsNotCopied) {
+  builder_.Begin(1);
+  const size_t empty = plan_.used_bytes().size();
+  Sequence seq = Prompt(5);
+  builder_.Add(seq, 5, false, true);
+  const size_t one = plan_.used_bytes().size();
+  EXPECT_EQ(one - empty, sizeof(int32_t) * Limits().max_blocks_per_seq);
+  EXPECT_LT(one, plan_.bytes().size());
+  plan_.history_tokens[2] = 4711;
+  plan_.counts().num_history_tokens = 3;
+  model::StepPlan copy(Limits());
+  copy.CopyFrom(plan_);
+  EXPECT_EQ(copy.history_tokens[2], 4711);
+}
+
+TEST_F(PlanBuilderTest, PlansOfOtherLimitsCannotBeCopied) {
   model::StepLimits other = Limits();
   other.max_tokens = 1;
   model::StepPlan small(other);
-  EXPECT_EQ(small.CopyFrom(plan_.bytes()).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_DEATH(small.CopyFrom(plan_), "a plan of other limits");
 }
 
 }  // namespace
