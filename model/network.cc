@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<Network>> LoadNetwork(const std::string& model_di
                    input_file::Read(absl::StrCat(model_dir, "/config.json"), kMaxConfigBytes));
   std::unique_ptr<Checkpoint> checkpoint;
   if (options.random_weights) {
-    checkpoint = Checkpoint::Random();
+    checkpoint = Checkpoint::Random(config);
   } else {
     ASSIGN_OR_RETURN(checkpoint, Checkpoint::Open(model_dir));
   }

@@ -115,10 +115,10 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::OpenFile(const std::stri
   return checkpoint;
 }
 
-std::unique_ptr<Checkpoint> Checkpoint::Random() {
+std::unique_ptr<Checkpoint> Checkpoint::Random(const ModelConfig& config) {
   std::unique_ptr<Checkpoint> checkpoint(new Checkpoint());
   checkpoint->origin_ = "random weights";
-  checkpoint->random_ = std::make_unique<RandomTensors>();
+  checkpoint->random_ = std::make_unique<RandomTensors>(config);
   return checkpoint;
 }
 
@@ -128,7 +128,13 @@ absl::StatusOr<const TensorView*> Checkpoint::Get(const std::string& name,
   return Get(name);
 }
 
+const TensorView* Checkpoint::FindMatrix(const std::string& name, int64_t rows,
+                                         int64_t cols) const {
+  return random_ != nullptr ? random_->GetMatrix(name, rows, cols) : Find(name);
+}
+
 const TensorView* Checkpoint::Find(std::string_view name) const {
+  if (random_ != nullptr) return random_->Find(name);
   const auto found = tensors_.find(name);
   return found == tensors_.end() ? nullptr : &found->second;
 }

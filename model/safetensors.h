@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/dtype.h"
+#include "model/config.h"
 
 namespace model {
 
@@ -44,8 +45,9 @@ class Checkpoint final {
   static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& model_dir);
   // A single file (golden data).
   static absl::StatusOr<std::unique_ptr<Checkpoint>> OpenFile(const std::string& path);
-  // No file: whatever Get asks for by name and shape is there (random_tensors.h), and nothing else.
-  static std::unique_ptr<Checkpoint> Random();
+  // No file: whatever is asked for by name and shape is there, as checkpoints of such a model store
+  // it (random_tensors.h), and nothing else.
+  static std::unique_ptr<Checkpoint> Random(const ModelConfig& config);
   ~Checkpoint();
 
   // Null if there is no tensor of that name.
@@ -55,6 +57,8 @@ class Checkpoint final {
   // The same; the shape is not looked at, but of a random checkpoint, which then has it.
   absl::StatusOr<const TensorView*> Get(const std::string& name,
                                         const std::vector<int64_t>& shape) const;
+  // Find for a matrix of rows x cols numbers, however they are stored.
+  const TensorView* FindMatrix(const std::string& name, int64_t rows, int64_t cols) const;
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
   int64_t total_bytes() const { return total_bytes_; }
 

@@ -112,7 +112,7 @@ absl::StatusOr<WeightTensor> WeightReader::UnscaledMatrix(const std::string& nam
 absl::StatusOr<WeightTensor> WeightReader::Matrix(const std::string& name, int64_t rows,
                                                   int64_t cols, bool fp4_allowed) {
   WeightTensor matrix{.rows = rows, .cols = cols};
-  const TensorView* found = checkpoint_.Find(name);
+  const TensorView* found = checkpoint_.FindMatrix(name, rows, cols);
   if (fp4_allowed && found != nullptr && found->dtype == DType::kFloat4E2m1) {
     ASSIGN_OR_RETURN(const TensorView* tensor, Get(name, {rows, CeilDiv(cols, 2)}));
     if (cols % kFp4ScaleColumns != 0) {
