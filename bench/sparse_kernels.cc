@@ -236,10 +236,14 @@ void TimeSparse(KernelBench& bench) {
   TimeDecode(bench, {.batch = 64, .heads = 64, .format = kV4, .bar_us = 35, .peer_us = 43.5});
   TimeDecode(bench, {.batch = 128, .heads = 64, .format = kV4, .bar_us = 45, .peer_us = 45});
   bench.Group("lightning indexer, rows x keys");
-  TimeIndexer(bench, {.rows = 1, .keys = 131072, .top_k_bar_us = 30});
+  TimeIndexer(bench, {.rows = 1, .keys = 4096, .logits_peer_us = 3.56});
+  TimeIndexer(bench, {.rows = 1, .keys = 32768, .logits_peer_us = 4.42});
+  TimeIndexer(bench, {.rows = 1, .keys = 131072, .logits_peer_us = 8.08, .top_k_bar_us = 30});
+  TimeIndexer(bench, {.rows = 64, .keys = 4096, .logits_peer_us = 12.87});
   TimeIndexer(
       bench,
       {.rows = 64, .keys = 32768, .logits_bar_us = 80, .logits_peer_us = 74.6, .top_k_bar_us = 30});
+  TimeIndexer(bench, {.rows = 64, .keys = 131072, .logits_peer_us = 297.09});
 }
 
 }  // namespace bench

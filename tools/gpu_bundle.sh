@@ -36,7 +36,7 @@ find "$bundle/lib" -maxdepth 1 -type f -exec patchelf --force-rpath --set-rpath 
 find "$bundle/lib/ucx" -type f -exec patchelf --force-rpath --set-rpath '$ORIGIN/..' {} +
 
 "$tree/tools/unpack_golden.py" "$tree/tests/golden" "$bundle/golden"
-cp "$tree/tools/gpu_check.sh" "$tree/tools/gpu_serving.py" "$tree/tools/transformers_generation.py" "$bundle/"
+cp "$tree/tools/gpu_check.sh" "$tree/tools/gpu_serving.py" "$tree/tools/gpu_sparse.sh" "$tree/tools/transformers_generation.py" "$bundle/"
 cp -r "$tree/bench/models" "$bundle/models"
 tar czf "$out" -C "$work" ferry-gpu
 echo "$out: $(du -h "$out" | cut -f1)"
