@@ -156,9 +156,10 @@ void TimeDecode(KernelBench& bench, const DecodeCase& c) {
   bench.Free();
 }
 
-// Rows at the end of sequences of `keys` keys each.
+// The last rows of sequences of `keys` keys each.
 struct IndexCase {
   int32_t rows = 1;
+  int32_t rows_per_seq = 1;
   int32_t keys = 1;
   double logits_bar_us = 0;
   double logits_peer_us = 0;
@@ -169,54 +170,74 @@ void TimeIndexer(KernelBench& bench, const IndexCase& c) {
   const std::string logits_name = absl::StrCat("logits ", c.rows, "x", c.keys);
   const std::string top_k_name = absl::StrCat("top_k ", c.rows, "x", c.keys);
   if (!bench.Wants(logits_name) && !bench.Wants(top_k_name)) return;
+  constexpr int32_t kMostKeys = 1 << 22;  // of all rotations
+  const int32_t num_seqs = c.rows / c.rows_per_seq;
+  const int32_t rotations = std::clamp(kMostKeys / (num_seqs * c.keys), 1, 16);
   const int32_t blocks_per_seq = c.keys / kBlock;
-  std::vector<int32_t> table(static_cast<size_t>(c.rows) * blocks_per_seq), seqs(c.rows);
+  std::vector<int32_t> table(static_cast<size_t>(rotations) * num_seqs * blocks_per_seq);
   std::iota(table.begin(), table.end(), 0);
-  std::iota(seqs.begin(), seqs.end(), 0);
-  const kernels::IndexerRows rows{
-      .num_rows = c.rows,
-      .positions = bench.Upload(std::vector<int32_t>(c.rows, c.keys - 1)),
-      .row_to_seq = bench.Upload(seqs),
-      .block_table = bench.Upload(table),
-      .block_table_stride = blocks_per_seq,
-      .top_k = kTopK};
-  float* logits = bench.Floats(int64_t{c.rows} * c.keys);
+  std::vector<int32_t> seqs(c.rows), positions(c.rows);
+  double visible = 0;  // keys of all rows
+  for (int32_t row = 0; row < c.rows; ++row) {
+    seqs[row] = row / c.rows_per_seq;
+    positions[row] = c.keys - c.rows_per_seq + row % c.rows_per_seq;
+    visible += positions[row] + 1;
+  }
+  const int32_t* tables = bench.Upload(table);
+  const kernels::IndexerRows rows{.num_rows = c.rows,
+                                  .positions = bench.Upload(positions),
+                                  .row_to_seq = bench.Upload(seqs),
+                                  .block_table_stride = blocks_per_seq,
+                                  .top_k = kTopK};
+  const auto of_rotation = [&](int32_t i) {
+    kernels::IndexerRows rotated = rows;
+    rotated.block_table = tables + int64_t{i} * num_seqs * blocks_per_seq;
+    return rotated;
+  };
+  const Cache cache =
+      MakeCache(bench, kernels::KvFormat::kFp8Latent, rotations * num_seqs * c.keys);
+  const float* q = bench.Floats(int64_t{c.rows} * kIndexHeads * kIndexDim);
+  const float* weights = bench.Floats(int64_t{c.rows} * kIndexHeads);
+  const int64_t logits_size = int64_t{c.rows} * c.keys;
+  auto* logits =
+      reinterpret_cast<float*>(bench.Bytes(rotations * logits_size * int64_t{sizeof(float)}));
+  const auto score = [&](const kernels::LaunchContext& context, int32_t i) {
+    return bench.backend().IndexerLogits(context, {.rows = of_rotation(i),
+                                                   .num_heads = kIndexHeads,
+                                                   .head_dim = kIndexDim,
+                                                   .scale = 0.01f,
+                                                   .q = q,
+                                                   .q_row_stride = kIndexHeads * kIndexDim,
+                                                   .q_head_stride = kIndexDim,
+                                                   .weights = weights,
+                                                   .weights_row_stride = kIndexHeads,
+                                                   .pages = cache.index_keys,
+                                                   .logits = logits + i * logits_size,
+                                                   .logits_stride = c.keys});
+  };
+  if (bench.Wants(logits_name)) {
+    const double key_bytes = 1.0 * cache.index_keys.entry_bytes * num_seqs * c.keys;
+    bench.Time({.name = logits_name,
+                .bytes = key_bytes + 4 * visible,
+                .flops = 2 * visible * kIndexHeads * kIndexDim,
+                .bar_us = c.logits_bar_us,
+                .peer_us = c.logits_peer_us},
+               rotations, score);
+  }
   if (bench.Wants(top_k_name)) {
+    for (int32_t i = 0; i < rotations; ++i) {
+      if (!score({}, i).ok()) return;
+    }
     int32_t* slots = bench.Upload(std::vector<int32_t>(static_cast<size_t>(c.rows) * kTopK));
-    bench.Time({.name = top_k_name, .bytes = 4.0 * c.rows * c.keys, .bar_us = c.top_k_bar_us}, 1,
-               [&](const kernels::LaunchContext& context, int32_t) {
-                 return bench.backend().TopKSlots(context, {.rows = rows,
+    bench.Time({.name = top_k_name, .bytes = 4 * visible, .bar_us = c.top_k_bar_us}, rotations,
+               [&](const kernels::LaunchContext& context, int32_t i) {
+                 return bench.backend().TopKSlots(context, {.rows = of_rotation(i),
                                                             .block_entries = kBlock,
-                                                            .logits = logits,
+                                                            .logits = logits + i * logits_size,
                                                             .logits_stride = c.keys,
                                                             .slots = slots,
                                                             .slots_stride = kTopK,
                                                             .slots_width = kTopK});
-               });
-  }
-  if (bench.Wants(logits_name)) {
-    const Cache cache = MakeCache(bench, kernels::KvFormat::kFp8Latent, c.rows * c.keys);
-    const float* q = bench.Floats(int64_t{c.rows} * kIndexHeads * kIndexDim);
-    const float* weights = bench.Floats(int64_t{c.rows} * kIndexHeads);
-    bench.Time({.name = logits_name,
-                .bytes = (cache.index_keys.entry_bytes + 4.0) * c.rows * c.keys,
-                .flops = 2.0 * c.rows * c.keys * kIndexHeads * kIndexDim,
-                .bar_us = c.logits_bar_us,
-                .peer_us = c.logits_peer_us},
-               1, [&](const kernels::LaunchContext& context, int32_t) {
-                 return bench.backend().IndexerLogits(context,
-                                                      {.rows = rows,
-                                                       .num_heads = kIndexHeads,
-                                                       .head_dim = kIndexDim,
-                                                       .scale = 0.01f,
-                                                       .q = q,
-                                                       .q_row_stride = kIndexHeads * kIndexDim,
-                                                       .q_head_stride = kIndexDim,
-                                                       .weights = weights,
-                                                       .weights_row_stride = kIndexHeads,
-                                                       .pages = cache.index_keys,
-                                                       .logits = logits,
-                                                       .logits_stride = c.keys});
                });
   }
   bench.Free();
@@ -244,6 +265,12 @@ void TimeSparse(KernelBench& bench) {
       bench,
       {.rows = 64, .keys = 32768, .logits_bar_us = 80, .logits_peer_us = 74.6, .top_k_bar_us = 30});
   TimeIndexer(bench, {.rows = 64, .keys = 131072, .logits_peer_us = 297.09});
+  TimeIndexer(bench, {.rows = 4096, .rows_per_seq = 4096, .keys = 8192, .logits_peer_us = 434.2});
+  TimeIndexer(bench, {.rows = 4096,
+                      .rows_per_seq = 4096,
+                      .keys = 65536,
+                      .logits_bar_us = 5500,
+                      .logits_peer_us = 4570});
 }
 
 }  // namespace bench

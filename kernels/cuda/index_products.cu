@@ -3,12 +3,11 @@
 #include <algorithm>
 
 #include "kernels/cuda/bulk_copy.cuh"
-#include "kernels/cuda/float8_pair.cuh"
-#include "kernels/cuda/indexer_rows.cuh"
+#include "kernels/cuda/float8_product.cuh"
+#include "kernels/cuda/index_runs.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/narrow_product.cuh"
 #include "kernels/cuda/tensor_core.cuh"
-#include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/warpgroup_product.cuh"
 
 namespace kernels::cuda {
@@ -16,260 +15,395 @@ namespace {
 
 constexpr int32_t kHeads = 64;
 constexpr int32_t kDim = 128;
-constexpr int32_t kBoxes = kDim / kBoxColumns;
-constexpr int32_t kSteps = kDim / kProductDepth;
-constexpr int32_t kKeys = kProductRows;  // of a warpgroup's tile
+constexpr int32_t kKeys = kIndexTileKeys;
 constexpr int32_t kWarpgroups = 4;
 constexpr int32_t kThreads = kWarpgroups * kWarpgroupThreads;
-constexpr int32_t kRows = 8;  // of a block: rows of one sequence share the keys' way here
-constexpr int32_t kSums = kHeads / 2;
-static_assert(kHeads == kBoxRows);
+constexpr int32_t kWarps = kThreads / kWarpSize;
+constexpr int32_t kLineBytes = 128;  // of a box: what a swizzle permutes
+constexpr int32_t kStepBytes = 32;   // of a key or query, of one product
+constexpr size_t kBoxAlignment = 1024;
+static_assert(kKeys == kProductRows);
 
-// Keys are the left operand, from registers; a row's queries the right one, a box's rows its heads.
-// The order of a key's values is free as long as both agree: thread t of four has values
-// [32 t, 32 t + 32) of a key, four of them in every step.
-struct Shared {
-  uint16_t q[kRows][kBoxes][kBoxElements];
-  float weights[kRows][kHeads];
-  int32_t num_keys[kRows];  // that are scored
-  int32_t seqs[kRows];
+// Keys are the left operand, from registers; queries the right one, heads its columns.  The order
+// of a key's values is free as long as both agree: thread t of four has the t-th quarter of a key,
+// eight bytes of it in every step.
+template <bool kFloat8>
+struct Format {
+  static constexpr int32_t kKeyBytes = kFloat8 ? kDim : 2 * kDim;
+  static constexpr int32_t kSteps = kKeyBytes / kStepBytes;
+  static constexpr int32_t kBoxes = kKeyBytes / kLineBytes;
+  static constexpr int32_t kRunRows = kFloat8 ? 8 : 4;
+  static constexpr int32_t kTogether = kFloat8 ? 2 : 1;  // rows of a product
+  static constexpr int32_t kStages = kFloat8 ? 4 : 2;    // tiles on the way to a warpgroup
+  using Cursor = RunCursor<kRunRows>;
 };
-constexpr size_t kBoxAlignment = 1024;  // bytes
 
-// Queries and weights of the block's rows [first, first + count), and how many keys of each are
-// scored.
-__device__ void LoadRows(Shared& shared, const IndexerLogitsParams& params, int32_t first,
-                         int32_t count) {
-  constexpr int32_t kFours = kDim / 4;
-  constexpr int32_t kPasses = kHeads * kFours / kThreads;  // of a row
-  static_assert(kHeads * kFours % kThreads == 0 && kThreads % kFours == 0);
-  const int32_t four = static_cast<int32_t>(threadIdx.x) % kFours;
-  const int32_t first_head = static_cast<int32_t>(threadIdx.x) / kFours;
-  // Of step four % 8, the slots of thread four / 8.
-  const int32_t column = four % kSteps * kProductDepth + four / kSteps * 2;
-#pragma unroll 2
-  for (int32_t row = 0; row < count; ++row) {
-    const float* q = params.q + (first + row) * params.q_row_stride + 4 * four;
-    float4 values[kPasses];
-#pragma unroll
-    for (int32_t pass = 0; pass < kPasses; ++pass) {
-      const int32_t head = first_head + pass * (kThreads / kFours);
-      values[pass] = __ldcg(reinterpret_cast<const float4*>(q + head * params.q_head_stride));
-    }
-#pragma unroll
-    for (int32_t pass = 0; pass < kPasses; ++pass) {
-      const int32_t head = first_head + pass * (kThreads / kFours);
-      const auto store = [&](int32_t at, uint32_t pair) {
-        const int32_t within = at % kBoxColumns;
-        uint16_t* to = shared.q[row][at / kBoxColumns] + head * kBoxColumns +
-                       (within / 8 ^ head % 8) * 8 + within % 8;
-        *reinterpret_cast<uint32_t*>(to) = pair;
-      };
-      store(column, PackBfloat16(values[pass].x, values[pass].y));
-      store(column + 8, PackBfloat16(values[pass].z, values[pass].w));
-    }
-  }
-  for (int32_t i = threadIdx.x; i < count * kHeads; i += kThreads) {
-    shared.weights[i / kHeads][i % kHeads] =
-        params.weights[(first + i / kHeads) * params.weights_row_stride + i % kHeads];
-  }
-  if (static_cast<int32_t>(threadIdx.x) < count) {
-    const int32_t visible = KeysOfRow(params.rows, first + static_cast<int32_t>(threadIdx.x)).count;
-    const bool scored = visible > params.rows.top_k && visible <= params.logits_stride;
-    shared.num_keys[threadIdx.x] = scored ? visible : 0;
-    shared.seqs[threadIdx.x] = params.rows.row_to_seq[first + static_cast<int32_t>(threadIdx.x)];
-  }
-  PublishShared();
-  __syncthreads();
+template <bool kFloat8>
+struct Tile {
+  std::byte keys[kKeys * Format<kFloat8>::kKeyBytes];
+  float scales[kKeys];  // of fp8 keys
+};
+
+template <bool kFloat8>
+struct Shared {
+  using F = Format<kFloat8>;
+  std::byte q[F::kRunRows / F::kTogether][F::kBoxes][F::kTogether * kHeads * kLineBytes];
+  Tile<kFloat8> tiles[kWarpgroups][F::kStages];
+  float weights[F::kRunRows][kHeads];  // in the order of WeightPlace
+  int32_t num_keys[F::kRunRows];       // that a row scores
+  int32_t warp_tiles[kWarps];
+  Barrier full[kWarpgroups][F::kStages];
+};
+
+// A thread's heads of two groups of eight, 8 j + 2 t and the next one, lie side by side.
+__device__ constexpr int32_t WeightPlace(int32_t head) {
+  return head / 16 * 16 + head % 8 / 2 * 4 + head / 8 % 2 * 2 + head % 2;
 }
 
-// What a thread has of a tile's keys: a quarter of two of them.
+// The least power of two by which values up to `amax` become e4m3 numbers, and its inverse.
+struct Scale {
+  float scale;
+  float inverse;
+};
+__device__ Scale ScaleOf(float amax) {
+  constexpr uint32_t kBias = 127, kOneExponent = 23;
+  // 448 is 1.75 times 2^8: the exponent is one more where the fraction is above .75.
+  constexpr uint32_t kAboveFraction = 0x1fffff;
+  const uint32_t bits = __float_as_uint(fmaxf(amax, 1e-4f));
+  const uint32_t exponent = ((bits + kAboveFraction) >> kOneExponent) - 8;
+  return {__uint_as_float(exponent << kOneExponent),
+          __uint_as_float((2 * kBias - exponent) << kOneExponent)};
+}
+
+// Queries and weights of the run's rows, and how many keys of each are scored.  fp8: a head's
+// query has a scale of its own, a power of two, which its weight takes up.
 template <bool kFloat8>
-struct TileKeys {
-  static constexpr int32_t kWords = kFloat8 ? 2 : 4;  // of 16 bytes, of a quarter of a key
-  uint4 words[2][kWords];
-  float scales[2];
-
-  // -1: no such key, zeros.
-  __device__ void Load(const KvPages& pages, const int32_t (&blocks)[2],
-                       const int32_t (&entries)[2]) {
-    const int32_t quarter = static_cast<int32_t>(threadIdx.x) % 4;
+__device__ void LoadRows(Shared<kFloat8>& shared, const IndexerLogitsParams& params,
+                         const IndexRun& run) {
+  using F = Format<kFloat8>;
+  constexpr int32_t kHeadsOfWarp = kHeads / kWarps;
+  constexpr int32_t kParts = F::kKeyBytes / 4 / kWarpSize;  // words of a lane
+  constexpr int32_t kValues = kDim / kWarpSize / kParts;    // of a word
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+#pragma unroll 2
+  for (int32_t row = 0; row < run.num_rows; ++row) {
+    const int64_t from = run.first_row + row;
+    float values[kHeadsOfWarp][kParts][kValues];
+    float weights[kHeadsOfWarp];
 #pragma unroll
-    for (int32_t i = 0; i < 2; ++i) {
-      const std::byte* block = pages.base + blocks[i] * pages.block_stride;
-      constexpr int32_t kKeyBytes = kFloat8 ? kDim : 2 * kDim;
-      const int32_t stride = kFloat8 ? kDim : pages.entry_bytes;
-      const auto* from =
-          reinterpret_cast<const uint4*>(block + entries[i] * stride + quarter * (kKeyBytes / 4));
+    for (int32_t i = 0; i < kHeadsOfWarp; ++i) {
+      const int32_t head = warp * kHeadsOfWarp + i;
+      const float* q = params.q + from * params.q_row_stride + head * params.q_head_stride;
 #pragma unroll
-      for (int32_t w = 0; w < kWords; ++w) {
-        words[i][w] = blocks[i] < 0 ? make_uint4(0, 0, 0, 0) : __ldg(from + w);
-      }
-      scales[i] = 1;
-      if (kFloat8 && blocks[i] >= 0) {
-        scales[i] =
-            __ldg(reinterpret_cast<const float*>(block + pages.block_size * kDim) + entries[i]);
-      }
-    }
-  }
-
-  __device__ void Spread(uint32_t (&a)[kSteps][4]) const {
-#pragma unroll
-    for (int32_t i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int32_t w = 0; w < kWords; ++w) {
-        const uint4 four = words[i][w];
+      for (int32_t part = 0; part < kParts; ++part) {
+        const int32_t at = kValues * (part * kWarpSize + lane);
         if constexpr (kFloat8) {
-          constexpr uint32_t k2To120 = 0x7b807b80;  // a pair of bf16
-          const uint32_t codes[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-          for (int32_t c = 0; c < 4; ++c) {
-            const uint2 pairs = SpreadFloat8(codes[c]);
-            a[4 * w + c][i] = MultiplyPair(pairs.x, k2To120);
-            a[4 * w + c][i + 2] = MultiplyPair(pairs.y, k2To120);
-          }
+          const float4 four = __ldcg(reinterpret_cast<const float4*>(q + at));
+          values[i][part][0] = four.x, values[i][part][1] = four.y;
+          values[i][part][2] = four.z, values[i][part][3] = four.w;
         } else {
-          a[2 * w][i] = four.x;
-          a[2 * w][i + 2] = four.y;
-          a[2 * w + 1][i] = four.z;
-          a[2 * w + 1][i + 2] = four.w;
+          const float2 two = __ldcg(reinterpret_cast<const float2*>(q + at));
+          values[i][part][0] = two.x, values[i][part][1] = two.y;
         }
       }
+      weights[i] = __ldcg(params.weights + from * params.weights_row_stride + head);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kHeadsOfWarp; ++i) {
+      const int32_t head = warp * kHeadsOfWarp + i;
+      uint32_t words[kParts];
+      if constexpr (kFloat8) {
+        const float(&v)[kValues] = values[i][0];
+        float amax = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
+        amax = __uint_as_float(__reduce_max_sync(kFullWarp, __float_as_uint(amax)));
+        const auto [scale, inverse] = ScaleOf(amax);
+        words[0] = PackFloat8(v[0] * inverse, v[1] * inverse, v[2] * inverse, v[3] * inverse);
+        weights[i] *= scale;
+      } else {
+        for (int32_t part = 0; part < kParts; ++part) {
+          words[part] = PackBfloat16(values[i][part][0], values[i][part][1]);
+        }
+      }
+#pragma unroll
+      for (int32_t part = 0; part < kParts; ++part) {
+        // Word `w` of a query belongs to thread w / kOfQuarter of four; two of them are a step's.
+        constexpr int32_t kOfQuarter = F::kKeyBytes / 16;
+        const int32_t w = part * kWarpSize + lane;
+        const int32_t sixteen = w % kOfQuarter;  // of the query
+        constexpr int32_t kSixteens = kLineBytes / 16;
+        std::byte* line = shared.q[row / F::kTogether][sixteen / kSixteens] +
+                          (row % F::kTogether * kHeads + head) * kLineBytes;
+        *reinterpret_cast<uint32_t*>(line + (sixteen % kSixteens ^ head % 8) * 16 +
+                                     w / kOfQuarter * 4) = words[part];
+      }
+      if (lane == 0) shared.weights[row][WeightPlace(head)] = weights[i];
     }
   }
+  if (static_cast<int32_t>(threadIdx.x) < run.num_rows) {
+    const int32_t row = run.first_row + static_cast<int32_t>(threadIdx.x);
+    shared.num_keys[threadIdx.x] = ScoredKeys(params, KeysOfRow(params.rows, row));
+  }
+  PublishShared();
+}
+
+// Bytes to shared memory, counted by the barrier: all multiples of 16.  One thread's work.
+__device__ void CopyBytes(void* shared, const void* from, uint32_t bytes, Barrier* barrier,
+                          CachePolicy policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;"
+      :
+      : "r"(SharedAddress(shared)), "l"(from), "r"(bytes), "r"(SharedAddress(barrier)), "l"(policy)
+      : "memory");
+}
+__device__ CachePolicy EvictNormal() {
+  CachePolicy policy;
+  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// What sends for a warpgroup's tiles: one of its warps.  A tile comes in pieces of one block each,
+// and lanes look up several tiles' pieces at a time.
+template <bool kFloat8>
+class Sender {
+  using F = Format<kFloat8>;
+
+ public:
+  __device__ Sender(const IndexerLogitsParams& params, Fault* fault, int32_t end,
+                    const typename F::Cursor& cursor, const IndexRun& run)
+      : params_(params),
+        fault_(fault),
+        end_(end),
+        cursor_(cursor),
+        piece_keys_(min(params.pages.block_size, kKeys)),
+        pieces_(kKeys / piece_keys_),
+        run_(run) {}
+
+  // Has the keys of tile `index` and their scales brought; the next call is for the warpgroup's
+  // next tile.
+  __device__ void Send(int32_t index, Tile<kFloat8>& to, Barrier* full) {
+    if (index >= end_) return;
+    if (index >= found_end_) Find(index);
+    const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+    const int32_t piece = lane - (index - found_begin_) / kWarpgroups * pieces_;
+    if (piece < 0 || piece >= pieces_) return;
+    std::byte* keys = to.keys + piece * piece_keys_ * F::kKeyBytes;
+    float* scales = to.scales + piece * piece_keys_;
+    if (from_ == nullptr) return SendNothing(keys, scales, full);
+    const auto key_bytes = static_cast<uint32_t>(piece_keys_ * F::kKeyBytes);
+    const auto scale_bytes = static_cast<uint32_t>(kFloat8 ? piece_keys_ * sizeof(float) : 0);
+    // Keys that one row alone sees are read once.
+    const CachePolicy policy = run_.num_rows == 1 ? EvictFirst() : EvictNormal();
+    ArriveAndExpect(full, key_bytes + scale_bytes);
+    if (kFloat8 && pieces_ == 1 && to_scales_ == kKeys * F::kKeyBytes) {  // one after the other
+      return CopyBytes(keys, from_, key_bytes + scale_bytes, full, policy);
+    }
+    CopyBytes(keys, from_, key_bytes, full, policy);
+    if (kFloat8) CopyBytes(scales, from_ + to_scales_, scale_bytes, full, policy);
+  }
+
+ private:
+  // Looks up the pieces of as many tiles as there are lanes for, `index` the first.
+  __device__ void Find(int32_t index) {
+    if (index >= run_.end_tile) run_ = cursor_.Find(params_, index);
+    const KvPages& pages = params_.pages;
+    const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+    found_begin_ = index;
+    found_end_ = min(run_.end_tile, index + kWarpSize / pieces_ * kWarpgroups);
+    const int32_t tile = index + lane / pieces_ * kWarpgroups;
+    const int32_t key = (tile - run_.first_tile) * kKeys + lane % pieces_ * piece_keys_;
+    from_ = nullptr;
+    if (tile >= min(found_end_, end_) || key >= run_.num_keys) return;
+    const int32_t entry = key / pages.block_size, first = key % pages.block_size;
+    int32_t block = -1;
+    if (entry < params_.rows.block_table_stride) {
+      block = params_.rows.block_table[run_.seq * params_.rows.block_table_stride + entry];
+    }
+    if (block < 0) return NoteFault(fault_, FaultKind::kNoBlock, run_.seq, key);
+    from_ = pages.base + block * pages.block_stride + first * F::kKeyBytes;
+    to_scales_ = pages.block_size * kDim + first * (static_cast<int32_t>(sizeof(float)) - kDim);
+  }
+
+  // Zeros for keys that have no block, or that nobody reads.
+  __device__ void SendNothing(std::byte* keys, float* scales, Barrier* full) {
+#pragma unroll 1
+    for (int32_t i = 0; i < piece_keys_; ++i) {
+#pragma unroll 1
+      for (int32_t at = 0; at < F::kKeyBytes; at += 16) {
+        *reinterpret_cast<uint4*>(keys + i * F::kKeyBytes + at) = make_uint4(0, 0, 0, 0);
+      }
+      scales[i] = 0;
+    }
+    PublishShared();
+    Arrive(full);
+  }
+
+  const IndexerLogitsParams& params_;
+  Fault* const fault_;
+  const int32_t end_;  // of the block's tiles
+  typename F::Cursor cursor_;
+  const int32_t piece_keys_;
+  const int32_t pieces_;
+  IndexRun run_;
+  // Tiles whose pieces the lanes have, every kWarpgroups-th from the first; of this lane's: where
+  // its keys are, null if nowhere, and how much further their scales.
+  int32_t found_begin_ = 0, found_end_ = 0;
+  const std::byte* from_ = nullptr;
+  int32_t to_scales_ = 0;
 };
 
-// Sums over heads of this thread's two keys, in all four threads that share them.
-__device__ void SumHeads(const float (&d)[kSums], const float* weights, float (&sums)[2]) {
+// This thread's quarters of keys `first` and first + 8 of a tile, step by step.
+template <bool kFloat8>
+__device__ void TakeKeys(const Tile<kFloat8>& tile, int32_t first,
+                         uint32_t (&a)[Format<kFloat8>::kSteps][4]) {
+  constexpr int32_t kQuarter = Format<kFloat8>::kKeyBytes / 4;
+  const int32_t quarter = static_cast<int32_t>(threadIdx.x) % 4;
+#pragma unroll
+  for (int32_t i = 0; i < 2; ++i) {
+    const std::byte* from = tile.keys + (4 * (first + 8 * i) + quarter) * kQuarter;
+#pragma unroll
+    for (int32_t s = 0; s < Format<kFloat8>::kSteps; s += 2) {
+      const uint4 four = *reinterpret_cast<const uint4*>(from + 8 * s);
+      a[s][i] = four.x;
+      a[s][i + 2] = four.y;
+      a[s + 1][i] = four.z;
+      a[s + 1][i + 2] = four.w;
+    }
+  }
+}
+
+__device__ void SyncWarpgroup(int32_t warpgroup) {
+  asm volatile("bar.sync %0, %1;" : : "r"(warpgroup + 1), "n"(kWarpgroupThreads) : "memory");
+}
+
+// relu(d) weighted and added over a row's heads, of the two keys that this thread shares with
+// three others: its part of the sums.
+__device__ void SumHeads(const float* d, const float* weights, float (&sums)[2]) {
   const int32_t quarter = static_cast<int32_t>(threadIdx.x) % 4;
   sums[0] = sums[1] = 0;
 #pragma unroll
-  for (int32_t j = 0; j < kHeads / 8; ++j) {
-    const float2 two = *reinterpret_cast<const float2*>(weights + 8 * j + 2 * quarter);
+  for (int32_t j = 0; j < kHeads / 16; ++j) {
+    const float4 four = *reinterpret_cast<const float4*>(weights + 16 * j + 4 * quarter);
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
-      sums[i] = fmaf(two.x, fmaxf(d[4 * j + 2 * i], 0.0f), sums[i]);
-      sums[i] = fmaf(two.y, fmaxf(d[4 * j + 2 * i + 1], 0.0f), sums[i]);
+      const float* of_key = d + 8 * j + 2 * i;
+      sums[i] = fmaf(four.x, fmaxf(of_key[0], 0.0f), sums[i]);
+      sums[i] = fmaf(four.y, fmaxf(of_key[1], 0.0f), sums[i]);
+      sums[i] = fmaf(four.z, fmaxf(of_key[4], 0.0f), sums[i]);
+      sums[i] = fmaf(four.w, fmaxf(of_key[5], 0.0f), sums[i]);
     }
-  }
-#pragma unroll
-  for (int32_t i = 0; i < 2; ++i) {
-    sums[i] += __shfl_xor_sync(kFullWarp, sums[i], 1);
-    sums[i] += __shfl_xor_sync(kFullWarp, sums[i], 2);
   }
 }
 
-// A tile of the keys of one sequence's rows, [begin, end) of the block's; begin is the number of
-// rows behind the last tile.
-struct Tile {
-  int32_t begin = 0;
-  int32_t end = 0;
-  int32_t num_keys = 0;  // that one of the rows scores
-  int32_t index = 0;
-};
-
-// This warpgroup's tiles: `first` of every sequence, and every step-th one after it.
-struct Tiles {
-  const Shared& shared;
-  int32_t num_rows;
-  int32_t first;
-  int32_t step;
-
-  // The first tile of rows at or behind `begin`.
-  __device__ Tile From(int32_t begin) const {
-    Tile tile;
-    for (tile.begin = begin; tile.begin < num_rows; tile.begin = tile.end) {
-      tile.num_keys = 0;
-      for (tile.end = tile.begin; tile.end < num_rows; ++tile.end) {
-        if (shared.seqs[tile.end] != shared.seqs[tile.begin]) break;
-        tile.num_keys = max(tile.num_keys, shared.num_keys[tile.end]);
-      }
-      tile.index = first;
-      if (tile.index * kKeys < tile.num_keys) break;
+// The logit, but for the key's scale, of one of this thread's two keys (t % 2) and one of `kRows`
+// rows (t / 2); of one row in t and t + 2.
+template <bool kFloat8, int32_t kRows>
+__device__ float Score(const Shared<kFloat8>& shared, int32_t row,
+                       const uint32_t (&a)[Format<kFloat8>::kSteps][4]) {
+  using F = Format<kFloat8>;
+  float d[kRows * kHeads / 2];
+  KeepSums(d);
+  BeginProducts();
+#pragma unroll
+  for (int32_t s = 0; s < F::kSteps; ++s) {
+    constexpr int32_t kOfLine = kLineBytes / kStepBytes;
+    const uint64_t b = DescribeRows(shared.q[row / F::kTogether][s / kOfLine]) +
+                       static_cast<uint64_t>(s % kOfLine * kStepBytes / 16);
+    if constexpr (kFloat8) {
+      MultiplyFloat8(d, a[s], b, s > 0);
+    } else {
+      MultiplyNarrow(d, a[s], b, s > 0);
     }
-    return tile;
   }
-  __device__ Tile After(Tile tile) const {
-    tile.index += step;
-    return tile.index * kKeys < tile.num_keys ? tile : From(tile.end);
+  CommitProducts();
+  WaitForProducts<0>();
+  KeepSums(d);
+  const int32_t t = static_cast<int32_t>(threadIdx.x) % 4;
+  float of_key[kRows];
+#pragma unroll
+  for (int32_t r = 0; r < kRows; ++r) {
+    float sums[2];
+    SumHeads(d + r * kHeads / 2, shared.weights[row + r], sums);
+    const float theirs = __shfl_xor_sync(kFullWarp, t % 2 == 0 ? sums[1] : sums[0], 1);
+    of_key[r] = (t % 2 == 0 ? sums[0] : sums[1]) + theirs;
   }
-};
+  if constexpr (kRows == 1) {
+    return of_key[0] + __shfl_xor_sync(kFullWarp, of_key[0], 2);
+  } else {
+    const float theirs = __shfl_xor_sync(kFullWarp, t < 2 ? of_key[1] : of_key[0], 2);
+    return (t < 2 ? of_key[0] : of_key[1]) + theirs;
+  }
+}
 
-// Grid: shares of the keys, groups of kRows rows.
 template <bool kFloat8>
 __global__ void __launch_bounds__(kThreads, 1)
     IndexProductsKernel(const __grid_constant__ IndexerLogitsParams params, Fault* fault) {
-  const auto address = reinterpret_cast<uintptr_t>(DynamicShared());
-  auto& shared =
-      *reinterpret_cast<Shared*>((address + kBoxAlignment - 1) / kBoxAlignment * kBoxAlignment);
+  using F = Format<kFloat8>;
+  const uint32_t behind_boundary = SharedAddress(DynamicShared()) % kBoxAlignment;
+  auto& shared = *reinterpret_cast<Shared<kFloat8>*>(
+      DynamicShared() + (kBoxAlignment - behind_boundary) % kBoxAlignment);
+  const int32_t thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t warpgroup = Common(thread / kWarpgroupThreads);
+  // Another one of each warpgroup, for these warps are busier.
+  const bool sends = Common(thread / kWarpSize % 4) == warpgroup;
+  if (thread < kWarpgroups * F::kStages) {
+    InitBarrier(&shared.full[thread / F::kStages][thread % F::kStages],
+                kKeys / min(params.pages.block_size, kKeys));
+  }
+  PublishBarriers();
   WaitForPrevious();
-  const int32_t first_row = static_cast<int32_t>(blockIdx.y) * kRows;
-  const int32_t num_rows = min(kRows, params.rows.num_rows - first_row);
-  LoadRows(shared, params, first_row, num_rows);
-  const KvPages& pages = params.pages;
-  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  // Of a tile, and eight keys further on.
-  const int32_t first_key = 16 * (static_cast<int32_t>(threadIdx.x) / kWarpSize % 4) + lane / 4;
-  const int32_t warpgroup = static_cast<int32_t>(threadIdx.x) / kWarpgroupThreads;
-  const Tiles tiles{shared, num_rows, static_cast<int32_t>(blockIdx.x) * kWarpgroups + warpgroup,
-                    static_cast<int32_t>(gridDim.x) * kWarpgroups};
-  int32_t blocks[2], entries[2];
-  const auto find = [&](const Tile& tile) {
-    const bool exists = tile.begin < num_rows;
-    const int32_t seq = exists ? shared.seqs[tile.begin] : 0;
-    const int32_t* table = params.rows.block_table + seq * params.rows.block_table_stride;
-#pragma unroll
-    for (int32_t i = 0; i < 2; ++i) {
-      const int32_t key = tile.index * kKeys + first_key + 8 * i;
-      const int32_t index = key / pages.block_size;
-      entries[i] = key - index * pages.block_size;
-      blocks[i] = -1;
-      if (!exists || key >= tile.num_keys) continue;
-      if (index < params.rows.block_table_stride) blocks[i] = __ldg(table + index);
-      if (blocks[i] < 0) NoteFault(fault, FaultKind::kNoBlock, seq, key);
+  TileShare<F::kRunRows> share = FindShare<F::kRunRows>(params, shared.warp_tiles);
+  if (share.begin == share.end) return;
+  IndexRun run = share.cursor.Find(params, share.begin);
+  // Every kWarpgroups-th tile is this warpgroup's.
+  int32_t index = share.begin + warpgroup;
+  Sender<kFloat8> sender(params, fault, share.end, share.cursor, run);
+  if (sends) {
+    for (int32_t stage = 0; stage < F::kStages; ++stage) {
+      sender.Send(index + stage * kWarpgroups, shared.tiles[warpgroup][stage],
+                  &shared.full[warpgroup][stage]);
     }
-  };
-  // A tile's keys are loaded while the one before it is scored, and its blocks are looked up
-  // before.
-  Tile tile = tiles.From(0);
-  TileKeys<kFloat8> keys;
-  find(tile);
-  keys.Load(pages, blocks, entries);
-  Tile next = tile.begin < num_rows ? tiles.After(tile) : tile;
-  find(next);
-  while (tile.begin < num_rows) {
-    uint32_t a[kSteps][4];
-    keys.Spread(a);
-    const float scales[2] = {keys.scales[0] * params.scale, keys.scales[1] * params.scale};
-    keys.Load(pages, blocks, entries);
-    const Tile after = next.begin < num_rows ? tiles.After(next) : next;
-    find(after);
+  }
+  const int32_t t = thread % 4;
+  const int32_t first_key = thread % kWarpgroupThreads / kWarpSize * 16 + thread % kWarpSize / 4;
+  const int32_t my_key = first_key + 8 * (t % 2);
+  RingPosition<F::kStages> position;
+  for (;;) {
+    LoadRows(shared, params, run);
+    __syncthreads();
+    const int32_t end = min(run.end_tile, share.end);
+    for (; index < end; index += kWarpgroups) {
+      Barrier* full = &shared.full[warpgroup][position.stage];
+      Tile<kFloat8>& tile = shared.tiles[warpgroup][position.stage];
+      uint32_t a[F::kSteps][4];
+      WaitFor(full, position.parity);
+      TakeKeys(tile, first_key, a);
+      const float scale = params.scale * (kFloat8 ? tile.scales[my_key] : 1.0f);
+      SyncWarpgroup(warpgroup);
+      if (sends) sender.Send(index + F::kStages * kWarpgroups, tile, full);
+      position.Advance();
+      const int32_t key = (index - run.first_tile) * kKeys + my_key;
+      const auto store = [&](int32_t row, float score) {
+        if (key >= shared.num_keys[row]) return;
+        params.logits[(run.first_row + row) * params.logits_stride + key] = score * scale;
+      };
+      int32_t row = 0;
+      if constexpr (F::kTogether == 2) {
 #pragma unroll 1
-    for (int32_t r = tile.begin; r < tile.end; ++r) {
-      float d[kSums];
-      const uint64_t q = DescribeRows(shared.q[r]);
-      KeepSums(d);
-      BeginProducts();
-#pragma unroll
-      for (int32_t s = 0; s < kSteps; ++s) {
-        const int32_t at =
-            s * kProductDepth / kBoxColumns * kBoxElements + s * kProductDepth % kBoxColumns;
-        MultiplyNarrow(d, a[s], q + static_cast<uint32_t>(at) * sizeof(uint16_t) / 16, s > 0);
+        for (; row + 1 < run.num_rows; row += 2) {
+          store(row + t / 2, Score<kFloat8, 2>(shared, row, a));
+        }
       }
-      CommitProducts();
-      WaitForProducts<0>();
-      KeepSums(d);
-      float sums[2];
-      SumHeads(d, shared.weights[r], sums);
-      const int32_t i = lane % 4;
-      const int32_t key = tile.index * kKeys + first_key + 8 * i;
-      if (i < 2 && key < shared.num_keys[r]) {
-        params.logits[(first_row + r) * params.logits_stride + key] =
-            i == 0 ? sums[0] * scales[0] : sums[1] * scales[1];
+#pragma unroll 1
+      for (; row < run.num_rows; ++row) {
+        const float score = Score<kFloat8, 1>(shared, row, a);
+        if (t < 2) store(row, score);
       }
     }
-    tile = next;
-    next = after;
+    if (end == share.end) return;
+    run = share.cursor.Find(params, end);
+    __syncthreads();  // nobody reads the rows before
   }
 }
 
@@ -277,27 +411,31 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 bool CanRunIndexProducts(const IndexerLogitsParams& params) {
   const KvPages& pages = params.pages;
-  return params.num_heads == kHeads && params.head_dim == kDim &&
-         (pages.format == KvFormat::kFp8IndexKey || pages.format == KvFormat::kBfloat16) &&
+  const bool has_format =
+      pages.format == KvFormat::kFp8IndexKey ||
+      (pages.format == KvFormat::kBfloat16 && pages.entry_bytes == Format<false>::kKeyBytes);
+  const bool has_pieces =
+      pages.block_size % 4 == 0 && (pages.block_size % kKeys == 0 || kKeys % pages.block_size == 0);
+  return params.num_heads == kHeads && params.head_dim == kDim && has_format && has_pieces &&
          pages.block_stride % 16 == 0 && reinterpret_cast<uintptr_t>(pages.base) % 16 == 0 &&
-         (pages.format == KvFormat::kFp8IndexKey || pages.entry_bytes % 16 == 0) &&
          params.q_row_stride % 4 == 0 && params.q_head_stride % 4 == 0 &&
          reinterpret_cast<uintptr_t>(params.q) % 16 == 0;
 }
 
 absl::Status IndexProducts(const Launcher& launcher, const IndexerLogitsParams& params) {
-  const int32_t groups = CeilDiv(params.rows.num_rows, kRows);
-  const int64_t tiles = CeilDiv(params.logits_stride, int64_t{kKeys} * kWarpgroups);
-  const int64_t shares = std::min<int64_t>(tiles, std::max(1, launcher.device.num_sms / groups));
-  const LaunchShape shape{
-      .grid = dim3(static_cast<uint32_t>(shares), static_cast<uint32_t>(groups)),
-      .threads = kThreads,
-      .shared_bytes = sizeof(Shared) + kBoxAlignment,
-      .early = true};
-  Fault* fault = launcher.device.fault;
+  const int64_t tiles = CeilDiv(params.logits_stride, int64_t{kKeys}) * params.rows.num_rows;
+  const auto blocks = static_cast<uint32_t>(std::min<int64_t>(tiles, launcher.device.num_sms));
+  const auto launch = [&](auto kernel, size_t shared_bytes) {
+    return Launch(launcher, "indexer_logits", kernel,
+                  {.grid = dim3(blocks),
+                   .threads = kThreads,
+                   .shared_bytes = shared_bytes + kBoxAlignment,
+                   .early = true},
+                  params, launcher.device.fault);
+  };
   return params.pages.format == KvFormat::kFp8IndexKey
-             ? Launch(launcher, "indexer_logits", IndexProductsKernel<true>, shape, params, fault)
-             : Launch(launcher, "indexer_logits", IndexProductsKernel<false>, shape, params, fault);
+             ? launch(IndexProductsKernel<true>, sizeof(Shared<true>))
+             : launch(IndexProductsKernel<false>, sizeof(Shared<false>));
 }
 
 }  // namespace kernels::cuda

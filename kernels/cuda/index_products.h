@@ -1,6 +1,7 @@
-// IndexerLogits on tensor cores, for 64 heads of 128 values over bf16 or fp8 keys: bf16 queries and
-// keys, float32 sums.  A sibling of indexer_logits.cu's general form, for devices that may round
-// activations to bf16.
+// IndexerLogits on tensor cores, for 64 heads of 128 values, float32 sums: bf16 queries over bf16
+// keys, e4m3 queries over e4m3 keys.  A sibling of indexer_logits.cu's general form, for devices
+// that may round activations.  A query's e4m3 numbers have a power of two as scale, one a head, as
+// in the released models (models.md 6.3).
 
 #ifndef KERNELS_CUDA_INDEX_PRODUCTS_H_
 #define KERNELS_CUDA_INDEX_PRODUCTS_H_

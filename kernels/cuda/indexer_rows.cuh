@@ -28,9 +28,9 @@ struct VisibleKeys {
 // A row of a sequence without a first block is a padded one, and sees nothing.
 __device__ inline VisibleKeys KeysOfRow(const IndexerRows& rows, int32_t row) {
   VisibleKeys keys;
-  const int32_t position = rows.positions[row];
+  const int32_t position = rows.positions[row], seq = rows.row_to_seq[row];
   if (position < 0) return keys;
-  keys.seq = rows.row_to_seq[row];
+  keys.seq = seq;
   keys.blocks = rows.block_table + keys.seq * rows.block_table_stride;
   keys.num_blocks = rows.block_table_stride;
   if (keys.BlockOf(0, 1) >= 0) keys.count = (position + 1) / rows.tokens_per_key;

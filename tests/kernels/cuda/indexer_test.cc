@@ -119,19 +119,23 @@ INSTANTIATE_TEST_SUITE_P(Formats, CudaIndexerLogitsTest,
                          ::testing::Values(KvFormat::kFloat32, KvFormat::kBfloat16,
                                            KvFormat::kFp8IndexKey));
 
-// Tensor cores: queries rounded to bf16, which here holds them.
+// Tensor cores: queries rounded to bf16 or, with fp8 keys, to e4m3, which here hold them.
 class CudaIndexProductsTest : public IndexerDeviceTest,
                               public ::testing::WithParamInterface<KvFormat> {
  protected:
   CudaIndexProductsTest() : IndexerDeviceTest(/*bfloat16=*/true) {}
 
-  void Check(IndexerBatch& batch) {
+  static void RoundQueries(IndexerBatch& batch) {
     for (float& value : batch.q) {
       uint32_t bits;
       std::memcpy(&bits, &value, sizeof(bits));
-      bits &= 0xffff0000;
+      bits &= GetParam() == KvFormat::kFp8IndexKey ? 0xfff00000 : 0xffff0000;
       std::memcpy(&value, &bits, sizeof(bits));
     }
+  }
+
+  void Check(IndexerBatch& batch) {
+    RoundQueries(batch);
     const IndexerLogitsParams params = LogitsOnDevice(batch);
     ASSERT_TRUE(device_->IndexerLogits({}, params).ok());
     batch.logits = Download(params.logits, batch.logits.size());
@@ -140,10 +144,15 @@ class CudaIndexProductsTest : public IndexerDeviceTest,
       const float* actual = batch.logits.data() + row * batch.logits_stride;
       const auto num_keys = static_cast<int64_t>(expected.size());
       const bool scored = num_keys > batch.index.top_k;
-      // Sums of some thousand products of unit normals.
+      // Sums of some thousand products of unit normals.  Those of e4m3 are rounded at 2^-13 of the
+      // largest: dots to about 40 at 0.005, which 64 heads make 0.3 * 8 * 0.005.
+      const numerics::Tolerance tolerance =
+          GetParam() == KvFormat::kFp8IndexKey
+              ? numerics::Tolerance{.abs = 5e-2, .rel = 1e-4, .cosine = 1e-6}
+              : numerics::Tolerance{.abs = 1e-3, .rel = 1e-4};
       if (scored) {
-        EXPECT_TRUE(AllClose<double>(absl::MakeConstSpan(actual, expected.size()), expected,
-                                     {.abs = 1e-3, .rel = 1e-4}))
+        EXPECT_TRUE(
+            AllClose<double>(absl::MakeConstSpan(actual, expected.size()), expected, tolerance))
             << "row " << row;
       }
       for (int64_t j = scored ? num_keys : 0; j < batch.logits_stride; ++j) {
@@ -164,6 +173,64 @@ TEST_P(CudaIndexProductsTest, MatchTheReference) {
 TEST_P(CudaIndexProductsTest, AKeyMayStandForSeveralTokens) {
   IndexerBatch batch(GetParam(), 64, 128, {600}, {{0, 6}, {0, 7}, {0, 2000}, {0, 2}}, 1, 4, 4);
   Check(batch);
+}
+
+// Of so many tiles that each block has several runs and each warpgroup uses its buffers again.
+TEST_P(CudaIndexProductsTest, ALogitsBitsDependOnItsRowAndKeyAlone) {
+  std::vector<IndexerBatch::Row> rows;
+  for (int32_t r = 0; r < 60; ++r) rows.push_back({r % 3, r % 3 == 0 ? 40 * r : 5900 + r});
+  for (int32_t r = 0; r < 21; ++r) rows.push_back({2, 5979 + r});
+  IndexerBatch batch(GetParam(), 64, 128, {2500, 6000, 6000}, rows, /*top_k=*/60, 1, /*gap=*/4);
+  const IndexerLogitsParams together = LogitsOnDevice(batch);
+  ASSERT_TRUE(device_->IndexerLogits({}, together).ok());
+  const IndexerLogitsParams alone = LogitsOnDevice(batch);
+  for (int32_t row = batch.num_rows - 1; row >= 0; --row) {
+    IndexerLogitsParams p = alone;
+    p.rows.num_rows = 1;
+    p.rows.positions += row;
+    p.rows.row_to_seq += row;
+    p.q += row * p.q_row_stride;
+    p.weights += row * p.weights_row_stride;
+    p.logits += row * p.logits_stride;
+    ASSERT_TRUE(device_->IndexerLogits({}, p).ok());
+  }
+  EXPECT_TRUE(BitEqual(Download(alone.logits, batch.logits.size()),
+                       Download(together.logits, batch.logits.size())));
+}
+
+// As they come: a head's query is rounded by its own size, to three or to seven bits behind the
+// point.
+TEST_P(CudaIndexProductsTest, QueriesAreRounded) {
+  IndexerBatch batch(GetParam(), 64, 128, {700}, {{0, 699}, {0, 698}, {0, 30}}, 20, 1, /*gap=*/4);
+  for (int64_t i = 0; i < static_cast<int64_t>(batch.q.size()); ++i) {
+    const auto head = static_cast<int32_t>(i % batch.q_row_stride / batch.q_head_stride);
+    batch.q[i] *= std::ldexp(1.3f, head % 20 - 10);
+  }
+  for (size_t i = 0; i < batch.weights.size(); ++i) {
+    batch.weights[i] *= std::ldexp(1.0f, 10 - static_cast<int32_t>(i % 66) % 20);
+  }
+  const IndexerLogitsParams params = LogitsOnDevice(batch);
+  ASSERT_TRUE(device_->IndexerLogits({}, params).ok());
+  batch.logits = Download(params.logits, batch.logits.size());
+  const double cosine = GetParam() == KvFormat::kFp8IndexKey ? 1e-3 : 1e-5;
+  for (int32_t row = 0; row < 2; ++row) {
+    EXPECT_TRUE(
+        AllClose<double>(absl::MakeConstSpan(&batch.logits[row * batch.logits_stride], 700 - row),
+                         batch.ReferenceLogits(row), {.abs = kInfinity, .cosine = cosine}));
+  }
+}
+
+TEST_P(CudaIndexProductsTest, AKeyWithoutABlockScoresAsZeros) {
+  IndexerBatch batch(GetParam(), 64, 128, {300}, {{0, 299}}, /*top_k=*/4, 1, /*gap=*/4);
+  RoundQueries(batch);
+  batch.table[9] = -1;
+  const IndexerLogitsParams params = LogitsOnDevice(batch);
+  ASSERT_TRUE(device_->IndexerLogits({}, params).ok());
+  EXPECT_THAT(TakeFault(), HasSubstr("sequence 0 has no block for position 72"));
+  batch.logits = Download(params.logits, batch.logits.size());
+  for (int32_t key = 0; key < 300; ++key) {
+    EXPECT_EQ(batch.logits[key] == 0, key / 8 == 9) << "key " << key;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, CudaIndexProductsTest,
