@@ -1,9 +1,11 @@
-// TopKSlots by radix select: the top_k-th largest logit is found digit by digit from histograms,
-// then keys are emitted in position order by counting.  A cluster of blocks shares a row; each has
-// a contiguous part of its keys and keeps them in shared memory as far as they fit.
+// TopKSlots by selection: a histogram over coarse bins says in which bin the top_k-th largest logit
+// lies; the few keys of that bin are ranked by their other digits; keys are emitted in position
+// order from masks of 32 keys each.  A cluster of blocks shares a row, each of them a contiguous
+// part of its keys.
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/indexer.h"
 #include "kernels/cuda/indexer_rows.cuh"
@@ -13,30 +15,40 @@
 namespace kernels::cuda {
 namespace {
 
-constexpr int32_t kThreads = 1024;
-constexpr int32_t kWarps = kThreads / kWarpSize;
 constexpr int32_t kMaxCluster = 8;
-constexpr int32_t kBatch = 4;  // vectors of 4 logits that a thread loads at a time
-// A logit as a 32-bit number, in digits from the top.
+constexpr int32_t kMaskKeys = 32;
+constexpr int32_t kBatch = 8;  // logits that a thread loads at a time
+// Of a histogram; a bin is an octave's 32nd, for magnitudes from 2^-14 to 2^18.
+constexpr int32_t kBins = 2048;
+constexpr uint32_t kLeastMagnitude = 113u << 23;
+constexpr int32_t kBinShift = 18;
+// The exact way when too many keys share a bin: a rank in digits from the top.
 constexpr int32_t kDigits = 3;
 __device__ constexpr int32_t DigitShift(int32_t digit) {
   return digit == 0 ? 21 : digit == 1 ? 10 : 0;
 }
 __device__ constexpr int32_t DigitBits(int32_t digit) { return digit == 2 ? 10 : 11; }
-constexpr int32_t kBins = 2048;
-constexpr int32_t kBinsPerThread = kBins / kThreads;
-// A warp's lanes count in different copies of a histogram: logits share their leading digits.
-constexpr int32_t kCopies = 4;
 
+// Keys of the threshold's bin that are gathered, and the digits of their ranks within it.
+constexpr int32_t kMaxCandidates = 1024;
+constexpr int32_t kLowDigitBits = 7;
+static_assert(1 << (kBinShift - kLowDigitBits) == kBins);
+
+template <int32_t kThreads>
 struct Shared {
-  uint32_t histogram[kBins][kCopies];
-  uint32_t counts[2][kBins];  // of this block; the other one may still be read by other blocks
-  uint32_t warp_sums[2][kWarps];
+  uint32_t histogram[2][kBins];         // in turns: other blocks may still read the one before
+  uint32_t candidates[kMaxCandidates];  // ranks, of this block
+  uint32_t num_candidates;
+  uint32_t warp_sums[2][kThreads / kWarpSize];
   uint32_t totals[2];  // of this block: larger keys, ties
   uint32_t bin, above, in_bin;
 };
-constexpr int32_t kMaxCached =
-    static_cast<int32_t>((kMaxSharedBytes - sizeof(Shared)) / sizeof(uint32_t)) / 4 * 4;
+
+// Of 32 keys, a bit each.
+struct Masks {
+  uint32_t larger;
+  uint32_t ties;  // at first, the threshold's bin
+};
 
 // Numbers in the order of the logits: -0 where 0 is, NaN below everything.
 __device__ uint32_t RankOf(float logit) {
@@ -45,16 +57,51 @@ __device__ uint32_t RankOf(float logit) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
+__device__ uint32_t BinOf(uint32_t rank) {
+  const bool positive = (rank & 0x80000000u) != 0;
+  const uint32_t magnitude = (positive ? rank : ~rank) & 0x7fffffffu;
+  const uint32_t beyond = max(magnitude, kLeastMagnitude) - kLeastMagnitude;
+  const uint32_t code = min(beyond >> kBinShift, kBins / 2 - 1u);
+  return positive ? kBins / 2 + code : kBins / 2 - 1 - code;
+}
+// The least rank of a bin; of the one behind the last, a rank that no logit has.
+__device__ uint32_t LeastRank(uint32_t bin) {
+  if (bin == 0) return 0;
+  if (bin == kBins / 2) return 0x80000000u;
+  if (bin == kBins) return 0xffffffffu;
+  if (bin > kBins / 2) return 0x80000000u | (kLeastMagnitude + ((bin - kBins / 2) << kBinShift));
+  return 0x80000000u - (kLeastMagnitude + ((kBins / 2 - bin) << kBinShift));
+}
+
 // This block's part of a row: keys [begin, begin + count).
 struct Part {
   const float* logits;
-  uint32_t* cached;  // ranks of the first num_cached
+  Masks* masks;
   int32_t begin;
   int32_t count;
-  int32_t num_cached;
 
-  __device__ uint32_t Rank(int32_t i) const {
-    return i < num_cached ? cached[i] : RankOf(logits[i]);
+  // Calls take(mask, key, rank) for all keys of masks together, a warp's lanes having those of one
+  // mask, rank 0 behind the last key.
+  template <int32_t kThreads, typename Take>
+  __device__ void ForEach(const Take& take) const {
+    constexpr int32_t kWarps = kThreads / kWarpSize;
+    const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+    for (int32_t first = static_cast<int32_t>(threadIdx.x) / kWarpSize; first * kMaskKeys < count;
+         first += kBatch * kWarps) {
+      float batch[kBatch];
+#pragma unroll
+      for (int32_t b = 0; b < kBatch; ++b) {
+        const int32_t key = (first + b * kWarps) * kMaskKeys + lane;
+        batch[b] = key < count ? logits[key] : 0.0f;
+      }
+#pragma unroll
+      for (int32_t b = 0; b < kBatch; ++b) {
+        const int32_t mask = first + b * kWarps;
+        const int32_t key = mask * kMaskKeys + lane;
+        if (mask * kMaskKeys >= count) break;
+        take(mask, key, key < count, RankOf(batch[b]));
+      }
+    }
   }
 };
 
@@ -64,47 +111,8 @@ struct Threshold {
   uint32_t ties;
 };
 
-__device__ void CountDigit(Shared& shared, uint32_t rank, int32_t digit, uint32_t prefix) {
-  const int32_t shift = DigitShift(digit), bits = DigitBits(digit);
-  if (digit > 0 && rank >> (shift + bits) != prefix) return;
-  const uint32_t bin = rank >> shift & ((1u << bits) - 1);
-  atomicAdd(&shared.histogram[bin][threadIdx.x % kCopies], 1u);
-}
-
-// The first digit's histogram, while the logits come in.
-__device__ void CountLogits(Shared& shared, const Part& part) {
-  const int32_t thread = static_cast<int32_t>(threadIdx.x);
-  const auto take = [&](int32_t i, float logit) {
-    const uint32_t rank = RankOf(logit);
-    if (i < part.num_cached) part.cached[i] = rank;
-    CountDigit(shared, rank, 0, 0);
-  };
-  int32_t taken = 0;
-  if (reinterpret_cast<uintptr_t>(part.logits) % 16 == 0) {
-    const auto* vectors = reinterpret_cast<const float4*>(part.logits);
-    const int32_t num_vectors = part.count / 4;
-    taken = 4 * num_vectors;
-    for (int32_t first = thread; first < num_vectors; first += kBatch * kThreads) {
-      float4 batch[kBatch];
-#pragma unroll
-      for (int32_t b = 0; b < kBatch; ++b) {
-        if (first + b * kThreads < num_vectors) batch[b] = vectors[first + b * kThreads];
-      }
-#pragma unroll
-      for (int32_t b = 0; b < kBatch; ++b) {
-        const int32_t i = 4 * (first + b * kThreads);
-        if (i >= taken) continue;
-        take(i, batch[b].x);
-        take(i + 1, batch[b].y);
-        take(i + 2, batch[b].z);
-        take(i + 3, batch[b].w);
-      }
-    }
-  }
-  for (int32_t i = taken + thread; i < part.count; i += kThreads) take(i, part.logits[i]);
-}
-
 // Inclusive sums over the block's threads, from the last one down.  A barrier inside.
+template <int32_t kThreads>
 __device__ uint32_t SumFromLast(uint32_t value, uint32_t* warp_sums) {
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
@@ -114,26 +122,18 @@ __device__ uint32_t SumFromLast(uint32_t value, uint32_t* warp_sums) {
   }
   if (lane == 0) warp_sums[warp] = value;
   __syncthreads();
-  for (int32_t w = warp + 1; w < kWarps; ++w) value += warp_sums[w];
-  return value;
+  const bool behind = lane > warp && lane < kThreads / kWarpSize;
+  return value + __reduce_add_sync(kFullWarp, behind ? warp_sums[lane] : 0);
 }
 
-// The bin of the whole row's histogram where the `wanted`-th from the top lies, in shared.bin.
-template <int32_t kCluster>
-__device__ void FindBin(Shared& shared, int32_t digit, uint32_t wanted) {
+// The bin of the whole row's histogram where the `wanted`-th from the top lies, in shared.bin; the
+// other histogram is cleared.
+template <int32_t kThreads, int32_t kCluster>
+__device__ void FindBin(Shared<kThreads>& shared, int32_t round, uint32_t wanted) {
+  constexpr int32_t kBinsPerThread = kBins / kThreads;
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
-  uint32_t* counts = shared.counts[digit % 2];
+  const uint32_t* histogram = shared.histogram[round % 2];
   uint32_t bins[kBinsPerThread];
-  __syncthreads();
-  for (int32_t i = 0; i < kBinsPerThread; ++i) {
-    const int32_t bin = thread * kBinsPerThread + i;
-    bins[i] = 0;
-    for (int32_t copy = 0; copy < kCopies; ++copy) {
-      bins[i] += shared.histogram[bin][copy];
-      shared.histogram[bin][copy] = 0;
-    }
-    counts[bin] = bins[i];
-  }
   if constexpr (kCluster > 1) {
     ClusterBarrier();
     uint32_t theirs[kCluster][kBinsPerThread];  // all under way before the first is added
@@ -141,7 +141,7 @@ __device__ void FindBin(Shared& shared, int32_t digit, uint32_t wanted) {
     for (uint32_t rank = 0; rank < kCluster; ++rank) {
 #pragma unroll
       for (int32_t i = 0; i < kBinsPerThread; ++i) {
-        theirs[rank][i] = LoadFromRank(&counts[thread * kBinsPerThread + i], rank);
+        theirs[rank][i] = LoadFromRank(&histogram[thread * kBinsPerThread + i], rank);
       }
     }
 #pragma unroll
@@ -150,10 +150,19 @@ __device__ void FindBin(Shared& shared, int32_t digit, uint32_t wanted) {
 #pragma unroll
       for (uint32_t rank = 0; rank < kCluster; ++rank) bins[i] += theirs[rank][i];
     }
+  } else {
+    __syncthreads();
+#pragma unroll
+    for (int32_t i = 0; i < kBinsPerThread; ++i) bins[i] = histogram[thread * kBinsPerThread + i];
   }
   uint32_t sum = 0;
-  for (int32_t i = 0; i < kBinsPerThread; ++i) sum += bins[i];
-  uint32_t above = SumFromLast(sum, shared.warp_sums[digit % 2]) - sum;
+#pragma unroll
+  for (int32_t i = 0; i < kBinsPerThread; ++i) {
+    sum += bins[i];
+    shared.histogram[(round + 1) % 2][thread * kBinsPerThread + i] = 0;
+  }
+  uint32_t above = SumFromLast<kThreads>(sum, shared.warp_sums[round % 2]) - sum;
+#pragma unroll
   for (int32_t i = kBinsPerThread - 1; i >= 0; --i) {
     if (above < wanted && above + bins[i] >= wanted) {
       shared.bin = static_cast<uint32_t>(thread * kBinsPerThread + i);
@@ -165,63 +174,136 @@ __device__ void FindBin(Shared& shared, int32_t digit, uint32_t wanted) {
   __syncthreads();
 }
 
-// REQUIRES: the row has more than top_k keys.
-template <int32_t kCluster>
-__device__ Threshold FindThreshold(Shared& shared, const Part& part, int32_t top_k) {
-  auto wanted = static_cast<uint32_t>(top_k);
+// The `wanted`-th of the cluster's candidates, of which there are at most kMaxCandidates, all of
+// one bin from `least` on.
+template <int32_t kThreads, int32_t kCluster>
+__device__ Threshold RankCandidates(Shared<kThreads>& shared, uint32_t wanted, uint32_t least) {
+  constexpr int32_t kHeld = kMaxCandidates / kThreads;
+  uint32_t held[kHeld];  // of this thread, from `least` on; every block has all of the cluster's
+  uint32_t counts[kCluster];
+  if constexpr (kCluster > 1) {
+    ClusterBarrier();
+#pragma unroll
+    for (uint32_t rank = 0; rank < kCluster; ++rank) {
+      counts[rank] = LoadFromRank(&shared.num_candidates, rank);
+    }
+  } else {
+    __syncthreads();
+    counts[0] = shared.num_candidates;
+  }
+#pragma unroll
+  for (int32_t i = 0; i < kHeld; ++i) {
+    uint32_t at = threadIdx.x + static_cast<uint32_t>(i) * kThreads;
+    held[i] = 0xffffffff;
+    for (uint32_t rank = 0; rank < kCluster; ++rank) {
+      if (at < counts[rank]) {
+        held[i] = LoadFromRank(&shared.candidates[at], rank) - least;
+        break;
+      }
+      at -= counts[rank];
+    }
+  }
+  uint32_t prefix = 0;
+  for (int32_t digit = 0; digit < 2; ++digit) {
+#pragma unroll
+    for (int32_t i = 0; i < kHeld; ++i) {
+      if (held[i] == 0xffffffff || (digit > 0 && held[i] >> kLowDigitBits != prefix)) continue;
+      const uint32_t bin = digit == 0 ? held[i] >> kLowDigitBits : held[i] % (1u << kLowDigitBits);
+      atomicAdd(&shared.histogram[(digit + 1) % 2][bin], 1u);
+    }
+    FindBin<kThreads, 1>(shared, digit + 1, wanted);
+    prefix = digit == 0 ? shared.bin : prefix << kLowDigitBits | shared.bin;
+    wanted -= shared.above;
+  }
+  return {least + prefix, wanted};
+}
+
+// The `wanted`-th of the keys with ranks in [least, end), digit by digit.
+template <int32_t kThreads, int32_t kCluster>
+__device__ Threshold FindDigits(Shared<kThreads>& shared, const Part& part, uint32_t wanted,
+                                uint32_t least, uint32_t end) {
   uint32_t prefix = 0;
   for (int32_t digit = 0; digit < kDigits; ++digit) {
-    if (digit == 0) {
-      CountLogits(shared, part);
-    } else {
-      for (int32_t i = threadIdx.x; i < part.count; i += kThreads) {
-        CountDigit(shared, part.Rank(i), digit, prefix);
-      }
-    }
-    FindBin<kCluster>(shared, digit, wanted);
-    prefix = prefix << DigitBits(digit) | shared.bin;
+    const int32_t shift = DigitShift(digit), bits = DigitBits(digit);
+    uint32_t* histogram = shared.histogram[(digit + 1) % 2];
+    part.ForEach<kThreads>([&](int32_t, int32_t, bool exists, uint32_t rank) {
+      if (!exists || rank < least || rank >= end) return;
+      if (digit > 0 && rank >> (shift + bits) != prefix) return;
+      atomicAdd(&histogram[rank >> shift & ((1u << bits) - 1)], 1u);
+    });
+    FindBin<kThreads, kCluster>(shared, digit + 1, wanted);
+    prefix = prefix << bits | shared.bin;
     wanted -= shared.above;
-    const uint32_t lowest = prefix << DigitShift(digit);
-    // All of the bin: the remaining digits do not matter.
-    if (shared.in_bin == wanted && lowest > 0) return {lowest - 1, 0};
   }
   return {prefix, wanted};
 }
 
-// Sums of `value` over the warps before this one, of one of the two rows of warp_sums; the block's
-// total in shared.totals.  Barriers around it are the caller's.
-__device__ uint32_t SumOfWarpsBefore(const uint32_t* warp_sums) {
-  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
-  uint32_t sum = 0;
-  for (int32_t w = 0; w < warp; ++w) sum += warp_sums[w];
-  return sum;
+// Fills the masks: of the bin's keys too, as ties.  REQUIRES: the row has more than top_k keys.
+template <int32_t kThreads, int32_t kCluster>
+__device__ Threshold FindThreshold(Shared<kThreads>& shared, const Part& part, int32_t top_k) {
+  part.ForEach<kThreads>([&](int32_t, int32_t, bool exists, uint32_t rank) {
+    if (exists) atomicAdd(&shared.histogram[0][BinOf(rank)], 1u);
+  });
+  FindBin<kThreads, kCluster>(shared, 0, static_cast<uint32_t>(top_k));
+  const uint32_t wanted = static_cast<uint32_t>(top_k) - shared.above;
+  const uint32_t in_bin = shared.in_bin;
+  const uint32_t least = LeastRank(shared.bin), end = LeastRank(shared.bin + 1);
+  const bool few = in_bin <= kMaxCandidates && end - least <= 1u << kBinShift;
+  part.ForEach<kThreads>([&](int32_t mask, int32_t, bool exists, uint32_t rank) {
+    const bool is_larger = exists && rank >= end;
+    const bool is_in_bin = exists && rank >= least && rank < end;
+    const uint32_t larger = __ballot_sync(kFullWarp, is_larger);
+    const uint32_t ties = __ballot_sync(kFullWarp, is_in_bin);
+    if (threadIdx.x % kWarpSize == 0) part.masks[mask] = {larger, ties};
+    if (few && is_in_bin) {
+      shared.candidates[atomicAdd(&shared.num_candidates, 1u)] = rank;
+    }
+  });
+  if (few) return RankCandidates<kThreads, kCluster>(shared, wanted, least);
+  return FindDigits<kThreads, kCluster>(shared, part, wanted, least, end);
 }
 
-// Writes the slots of the chosen keys in position order; a warp walks over contiguous keys.
-template <int32_t kCluster, typename SlotOf>
-__device__ void EmitChosen(Shared& shared, const Part& part, const Threshold& threshold,
+// Writes the slots of the chosen keys in position order; a thread has contiguous masks.
+template <int32_t kThreads, int32_t kCluster, typename SlotOf>
+__device__ void EmitChosen(Shared<kThreads>& shared, const Part& part, const Threshold& threshold,
                            uint32_t rank_in_cluster, int32_t* slots, const SlotOf& slot_of) {
-  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
-  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  const int32_t share = CeilDiv(part.count, kThreads) * kWarpSize;
-  const int32_t begin = min(warp * share, part.count), end = min(begin + share, part.count);
+  const int32_t thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t warp = thread / kWarpSize, lane = thread % kWarpSize;
+  const int32_t num_masks = CeilDiv(part.count, kMaskKeys);
+  const int32_t share = CeilDiv(num_masks, kThreads);
+  const int32_t begin = min(thread * share, num_masks), end = min(begin + share, num_masks);
   uint32_t larger = 0, ties = 0;
-  for (int32_t i = begin + lane; i < end; i += kWarpSize) {
-    const uint32_t rank = part.Rank(i);
-    larger += rank > threshold.least ? 1 : 0;
-    ties += rank == threshold.least ? 1 : 0;
+  for (int32_t m = begin; m < end; ++m) {
+    Masks masks = part.masks[m];
+    for (uint32_t left = masks.ties; left != 0; left &= left - 1) {
+      const int32_t bit = __ffs(static_cast<int32_t>(left)) - 1;
+      const uint32_t rank = RankOf(part.logits[m * kMaskKeys + bit]);
+      if (rank > threshold.least) masks.larger |= 1u << bit;
+      if (rank != threshold.least) masks.ties &= ~(1u << bit);
+    }
+    part.masks[m] = masks;
+    larger += static_cast<uint32_t>(__popc(masks.larger));
+    ties += static_cast<uint32_t>(__popc(masks.ties));
   }
-  larger = __reduce_add_sync(kFullWarp, larger);
-  ties = __reduce_add_sync(kFullWarp, ties);
-  if (lane == 0) {
-    shared.warp_sums[0][warp] = larger;
-    shared.warp_sums[1][warp] = ties;
+  uint32_t larger_end = larger, ties_end = ties;  // running totals of the warp
+  for (int32_t offset = 1; offset < kWarpSize; offset *= 2) {
+    const uint32_t more_larger = __shfl_up_sync(kFullWarp, larger_end, offset);
+    const uint32_t more_ties = __shfl_up_sync(kFullWarp, ties_end, offset);
+    larger_end += lane >= offset ? more_larger : 0;
+    ties_end += lane >= offset ? more_ties : 0;
+  }
+  if (lane == kWarpSize - 1) {
+    shared.warp_sums[0][warp] = larger_end;
+    shared.warp_sums[1][warp] = ties_end;
   }
   __syncthreads();
-  uint32_t larger_before = SumOfWarpsBefore(shared.warp_sums[0]);
-  uint32_t ties_before = SumOfWarpsBefore(shared.warp_sums[1]);
+  const auto of_warps_before = [&](const uint32_t* sums) {
+    return __reduce_add_sync(kFullWarp, lane < warp ? sums[lane] : 0);
+  };
+  uint32_t larger_before = of_warps_before(shared.warp_sums[0]) + larger_end - larger;
+  uint32_t ties_before = of_warps_before(shared.warp_sums[1]) + ties_end - ties;
   if constexpr (kCluster > 1) {
-    if (warp == kWarps - 1 && lane == 0) {
+    if (thread == kThreads - 1) {
       shared.totals[0] = larger_before + larger;
       shared.totals[1] = ties_before + ties;
     }
@@ -234,44 +316,31 @@ __device__ void EmitChosen(Shared& shared, const Part& part, const Threshold& th
       ties_before += rank < rank_in_cluster ? their_ties : 0;
     }
   }
-  const uint32_t lower_lanes = (1u << lane) - 1;
-  const auto place = [&] { return larger_before + min(ties_before, threshold.ties); };
-  const uint32_t first_place = place();
-  for (int32_t first = begin; first < end; first += kWarpSize) {
-    const int32_t i = first + lane;
-    const uint32_t rank = i < end ? part.Rank(i) : 0;
-    const bool is_larger = i < end && rank > threshold.least;
-    const bool is_tie = i < end && rank == threshold.least;
-    const uint32_t larger_lanes = __ballot_sync(kFullWarp, is_larger);
-    const uint32_t tie_lanes = __ballot_sync(kFullWarp, is_tie);
-    const uint32_t tie = ties_before + __popc(tie_lanes & lower_lanes);
-    if (is_larger || (is_tie && tie < threshold.ties)) {
-      slots[larger_before + __popc(larger_lanes & lower_lanes) + min(tie, threshold.ties)] =
-          part.begin + i;
+  for (int32_t m = begin; m < end; ++m) {
+    const Masks masks = part.masks[m];
+    for (uint32_t left = masks.larger | masks.ties; left != 0; left &= left - 1) {
+      const int32_t bit = __ffs(static_cast<int32_t>(left)) - 1;
+      const bool is_tie = (masks.ties >> bit & 1) != 0;
+      if (!is_tie || ties_before < threshold.ties) {
+        slots[larger_before + min(ties_before, threshold.ties)] =
+            slot_of(part.begin + m * kMaskKeys + bit);
+      }
+      larger_before += is_tie ? 0 : 1;
+      ties_before += is_tie ? 1 : 0;
     }
-    larger_before += __popc(larger_lanes);
-    ties_before += __popc(tie_lanes);
-  }
-  // The warp's keys become slots all at once, their blocks being far away.
-  __syncwarp();
-  const uint32_t end_place = place();
-#pragma unroll 2
-  for (uint32_t i = first_place + static_cast<uint32_t>(lane); i < end_place; i += kWarpSize) {
-    slots[i] = slot_of(slots[i]);
   }
 }
 
 // Grid: a cluster a row.
-template <int32_t kCluster>
-__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
-    TopKSlotsKernel(TopKSlotsParams params, int32_t max_cached, Fault* fault) {
-  auto& shared = *reinterpret_cast<Shared*>(DynamicShared());
+template <int32_t kThreads, int32_t kCluster>
+__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1024 / kThreads)
+    TopKSlotsKernel(TopKSlotsParams params, Fault* fault) {
+  auto& shared = *reinterpret_cast<Shared<kThreads>*>(DynamicShared());
   const auto rank_in_cluster = static_cast<int32_t>(blockIdx.x);
   const auto row = static_cast<int32_t>(blockIdx.y);
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
-  for (int32_t i = thread; i < kBins * kCopies; i += kThreads) {
-    shared.histogram[i / kCopies][i % kCopies] = 0;
-  }
+  for (int32_t i = thread; i < kBins; i += kThreads) shared.histogram[0][i] = 0;
+  if (thread == 0) shared.num_candidates = 0;
   __syncthreads();
   WaitForPrevious();
   const IndexerRows& rows = params.rows;
@@ -298,31 +367,34 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     }
     return;
   }
-  const int32_t share = CeilDiv(seen.count, 4 * kCluster) * 4;  // keeps vectors aligned
+  const int32_t share = CeilDiv(seen.count, kMaskKeys * kCluster) * kMaskKeys;
   Part part;
   part.begin = min(rank_in_cluster * share, seen.count);
   part.count = min(share, seen.count - part.begin);
   part.logits = params.logits + row * params.logits_stride + part.begin;
-  part.cached = reinterpret_cast<uint32_t*>(&shared + 1);
-  part.num_cached = min(part.count, max_cached);
-  const Threshold threshold = FindThreshold<kCluster>(shared, part, rows.top_k);
-  EmitChosen<kCluster>(shared, part, threshold, static_cast<uint32_t>(rank_in_cluster), slots,
-                       slot_of);
+  part.masks = reinterpret_cast<Masks*>(&shared + 1);
+  const auto threshold = FindThreshold<kThreads, kCluster>(shared, part, rows.top_k);
+  EmitChosen<kThreads, kCluster>(shared, part, threshold, static_cast<uint32_t>(rank_in_cluster),
+                                 slots, slot_of);
   // Nobody leaves while another block may read its counts.
   if constexpr (kCluster > 1) ClusterBarrier();
 }
 
-template <int32_t kCluster>
+// What a block of a cluster needs for its part of a row.
+template <int32_t kThreads>
+size_t SharedBytes(const TopKSlotsParams& params, int32_t cluster) {
+  const int64_t masks = CeilDiv(params.logits_stride, int64_t{kMaskKeys} * cluster);
+  return sizeof(Shared<kThreads>) + sizeof(Masks) * static_cast<size_t>(masks);
+}
+
+template <int32_t kThreads, int32_t kCluster>
 absl::Status Run(const Launcher& launcher, const TopKSlotsParams& params) {
-  const int64_t share = CeilDiv(params.logits_stride, int64_t{4} * kCluster) * 4;
-  const auto max_cached = static_cast<int32_t>(std::min<int64_t>(share, kMaxCached));
-  return Launch(
-      launcher, "top_k_slots", TopKSlotsKernel<kCluster>,
-      {.grid = dim3(kCluster, static_cast<uint32_t>(params.rows.num_rows)),
-       .threads = kThreads,
-       .shared_bytes = sizeof(Shared) + sizeof(uint32_t) * static_cast<size_t>(max_cached),
-       .early = true},
-      params, max_cached, launcher.device.fault);
+  return Launch(launcher, "top_k_slots", TopKSlotsKernel<kThreads, kCluster>,
+                {.grid = dim3(kCluster, static_cast<uint32_t>(params.rows.num_rows)),
+                 .threads = kThreads,
+                 .shared_bytes = SharedBytes<kThreads>(params, kCluster),
+                 .early = true},
+                params, launcher.device.fault);
 }
 
 }  // namespace
@@ -331,13 +403,24 @@ absl::Status TopKSlots(const Launcher& launcher, const TopKSlotsParams& params) 
   RETURN_IF_ERROR(CheckTopKSlots(params));
   const int32_t num_rows = params.rows.num_rows;
   if (num_rows == 0) return absl::OkStatus();
+  constexpr int32_t kFew = 1024, kMany = 512;  // threads of a block, of few rows and of many
+  if (SharedBytes<kFew>(params, kMaxCluster) > kMaxSharedBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cuda: top_k_slots: rows of ", params.logits_stride, " logits do not fit"));
+  }
   // As many blocks a row as there are multiprocessors for, where a row may be long.
   constexpr int64_t kKeysPerBlock = 4096;
-  const int64_t useful =
+  int64_t blocks =
       std::min<int64_t>(launcher.device.num_sms / num_rows, params.logits_stride / kKeysPerBlock);
-  if (useful >= kMaxCluster) return Run<kMaxCluster>(launcher, params);
-  if (useful >= 2) return Run<2>(launcher, params);
-  return Run<1>(launcher, params);
+  for (int32_t few = 1; few < kMaxCluster; few *= 2) {
+    if (SharedBytes<kFew>(params, few) > kMaxSharedBytes) {
+      blocks = std::max<int64_t>(blocks, 2 * few);
+    }
+  }
+  if (blocks >= kMaxCluster) return Run<kFew, kMaxCluster>(launcher, params);
+  if (blocks >= 4) return Run<kFew, 4>(launcher, params);
+  if (blocks >= 2) return Run<kFew, 2>(launcher, params);
+  return Run<kMany, 1>(launcher, params);
 }
 
 }  // namespace kernels::cuda
