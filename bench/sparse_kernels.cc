@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -243,6 +245,44 @@ void TimeIndexer(KernelBench& bench, const IndexCase& c) {
   bench.Free();
 }
 
+// V4-Flash's mixing of streams before a block.
+void TimeHyperPre(KernelBench& bench, int32_t rows) {
+  constexpr int32_t kStreams = 4, kMixes = kStreams * (2 + kStreams);
+  constexpr int64_t kHidden = 4096;
+  const std::string name = absl::StrCat("hyper_pre T=", rows);
+  if (!bench.Wants(name)) return;
+  const std::vector<float> weights(kMixes * kStreams * kHidden, 0.01f);
+  const kernels::WeightTensor tensor{.data = weights.data(),
+                                     .dtype = kernels::DType::kFloat32,
+                                     .rows = kMixes,
+                                     .cols = kStreams * kHidden};
+  constexpr int32_t kRotations = 32;  // so that the matrices do not stay in the cache
+  std::vector<std::unique_ptr<kernels::PackedLinear>> matrices;
+  for (int32_t i = 0; i < kRotations; ++i) {
+    auto packed = bench.backend().PackLinear({&tensor, 1});
+    if (!packed.ok()) return;
+    matrices.push_back(*std::move(packed));
+  }
+  kernels::HyperPreParams params{.num_rows = rows,
+                                 .num_streams = kStreams,
+                                 .hidden_size = kHidden,
+                                 .streams = bench.Floats(rows * kStreams * kHidden),
+                                 .base = bench.Floats(kMixes),
+                                 .scale = bench.Floats(3),
+                                 .mixes = bench.Floats(int64_t{rows} * kMixes),
+                                 .output = bench.Floats(rows * kHidden),
+                                 .post = bench.Floats(int64_t{rows} * kStreams),
+                                 .comb = bench.Floats(int64_t{rows} * kStreams * kStreams)};
+  bench.Time({.name = name,
+              .bytes = 4.0 * kHidden * (kMixes * kStreams + rows * (kStreams + 1.0)),
+              .flops = 2.0 * rows * kMixes * kStreams * kHidden},
+             kRotations, [&](const kernels::LaunchContext& context, int32_t i) {
+               params.fn = matrices[i].get();
+               return bench.backend().HyperPre(context, params);
+             });
+  bench.Free();
+}
+
 }  // namespace
 
 void TimeSparse(KernelBench& bench) {
@@ -271,6 +311,8 @@ void TimeSparse(KernelBench& bench) {
                       .keys = 65536,
                       .logits_bar_us = 5500,
                       .logits_peer_us = 4570});
+  bench.Group("V4's streams");
+  for (const int32_t rows : {1, 16, 64, 4096}) TimeHyperPre(bench, rows);
 }
 
 }  // namespace bench

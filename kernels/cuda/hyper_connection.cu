@@ -1,5 +1,6 @@
 #include "kernels/cuda/hyper_connection.h"
 
+#include "kernels/cuda/hyper_mix.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear.h"
 #include "status/status_macros.h"
@@ -126,6 +127,7 @@ __global__ void __launch_bounds__(kThreads) HyperPostKernel(HyperPostParams para
 absl::Status HyperPre(const Launcher& launcher, const HyperPreParams& params) {
   RETURN_IF_ERROR(CheckHyperPre(params));
   if (params.num_rows == 0) return absl::OkStatus();
+  if (CanRunHyperMix(params)) return HyperMix(launcher, params);
   const int64_t num_mixes = params.fn->out_features();
   const OutputSegment output = {params.mixes, num_mixes, num_mixes};
   RETURN_IF_ERROR(Linear(launcher, {.weight = params.fn,
