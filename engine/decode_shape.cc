@@ -19,8 +19,7 @@ std::optional<DecodeShape> ShapeOfDecode(const model::StepPlan& plan) {
   const model::StepCounts& counts = plan.counts();
   if (counts.num_tokens == 0 || counts.num_absorbed_tokens != counts.num_tokens ||
       counts.num_seqs != counts.num_tokens || counts.num_absorbed_seqs != counts.num_seqs ||
-      counts.num_logit_rows > 0 || counts.num_copies > 0 || counts.num_state_copies > 0 ||
-      counts.num_snapshots > 0 || counts.num_penalty_resets > 0) {
+      counts.num_logit_rows > 0 || counts.num_copies > 0 || counts.num_penalty_resets > 0) {
     return std::nullopt;
   }
   const model::StepLimits& limits = plan.limits();

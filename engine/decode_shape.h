@@ -20,8 +20,8 @@ struct DecodeShape {
   friend auto operator<=>(const DecodeShape&, const DecodeShape&) = default;
 };
 
-// Nothing for a plan that is more than rows attended in absorbed form, one of each sequence, and
-// samples of them: that has prompts, copies, penalty resets or logit rows.
+// Nothing for a plan that asks Network::Forward for more than rows attended in absorbed form, one
+// of each sequence, and samples of them: that has prompts, copies, penalty resets or logit rows.
 std::optional<DecodeShape> ShapeOfDecode(const model::StepPlan& plan);
 
 // Adds sequences without keys, whose rows go nowhere, splits of no sequence, and samples that

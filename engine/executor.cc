@@ -43,7 +43,7 @@ absl::Status Executor::MakeLane(Lane& lane) {
     ASSIGN_OR_RETURN(lane.host_logits, backend_->AllocateHost(logits_bytes));
   }
   ASSIGN_OR_RETURN(lane.timer, backend_->MakeTimer());
-  if (backend_->uses_host_memory() || !network_->replayable()) return absl::OkStatus();
+  if (backend_->uses_host_memory()) return absl::OkStatus();
   ASSIGN_OR_RETURN(lane.plan_memory, backend_->AllocateHost(model::StepPlan::SizeBytes(limits_)));
   lane.plan = std::make_unique<model::StepPlan>(limits_, lane.plan_memory->data());
   return absl::OkStatus();

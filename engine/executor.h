@@ -54,9 +54,9 @@ class Executor final : public Engine {
     std::unique_ptr<kernels::Buffer> host_results;  // pinned
     std::unique_ptr<kernels::Buffer> host_logits;
     std::unique_ptr<kernels::Timer> timer;
-    // Of a device with memory of its own, if the network's steps may be replayed: the plan in
-    // pinned memory, from where it is copied there, and the launches over it.  A shape is recorded
-    // when it comes for the second time: the first loads the kernels.
+    // Of a device with memory of its own: the plan in pinned memory, from where it is copied there,
+    // and the launches over it.  A shape is recorded when it comes for the second time: the first
+    // loads the kernels.
     std::unique_ptr<kernels::Buffer> plan_memory;
     std::unique_ptr<model::StepPlan> plan;
     std::map<DecodeShape, std::unique_ptr<kernels::Recording>> recordings;

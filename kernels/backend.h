@@ -32,6 +32,7 @@
 #include "kernels/sparse_decode.h"
 #include "kernels/store_kv.h"
 #include "kernels/tensor.h"
+#include "kernels/window_slots.h"
 
 namespace kernels {
 
@@ -145,6 +146,8 @@ class Backend {
   virtual absl::Status CompressKv(const LaunchContext& context, const CompressKvParams& params) = 0;
   virtual absl::Status C128AMetadata(const LaunchContext& context,
                                      const C128AMetadataParams& params) = 0;
+  virtual absl::Status WindowSlots(const LaunchContext& context,
+                                   const WindowSlotsParams& params) = 0;
   virtual absl::Status HyperPre(const LaunchContext& context, const HyperPreParams& params) = 0;
   virtual absl::Status HyperPost(const LaunchContext& context, const HyperPostParams& params) = 0;
   virtual absl::Status HeadAndSample(const LaunchContext& context,

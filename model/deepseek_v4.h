@@ -36,9 +36,6 @@ class DeepseekV4 final : public Network {
   int64_t skipped_tensors() const override { return weights_.skipped_tensors; }
   int32_t max_model_len() const override { return max_model_len_; }
 
-  // Where the windows lie is worked out on the host, step by step.
-  bool replayable() const override { return false; }
-
   absl::Status Forward(const kernels::LaunchContext& context, const StepPlan& plan,
                        const StepState& state, const StepOutput& output) override;
 

@@ -37,6 +37,7 @@ DeepseekV4Attention::DeepseekV4Attention(const ModelConfig& config, const Networ
       max_csa_entries_(max_model_len / config.csa_ratio),
       csa_width_(PaddedWidth(config.index_topk)),
       hca_width_(kernels::C128AWidth(max_model_len, config.hca_ratio)),
+      window_width_(kernels::WindowWidth(config.sliding_window)),
       index_rows_(static_cast<int32_t>(std::clamp<int64_t>(
           kMaxIndexLogits / std::max(max_csa_entries_, 1), 1, options.limits.max_tokens))),
       window_plan_(options.limits) {}
@@ -75,8 +76,9 @@ void DeepseekV4Attention::CarveScratch(ScratchCarver& carver) {
   carver.Take(scratch_.hca_slots, hca_rows * hca_width_);
   carver.Take(scratch_.hca_lengths, hca_rows);
   carver.Take(scratch_.window_slots, rows);
-  carver.Take(scratch_.window_indices, rows * window_plan_.width());
+  carver.Take(scratch_.window_indices, rows * window_width_);
   carver.Take(scratch_.window_lengths, rows);
+  carver.Take(scratch_.buffer_begin, limits_.max_seqs);
   carver.Take(scratch_.carry_in_ring, window_plan_.max_carries());
   carver.Take(scratch_.carry_in_buffer, window_plan_.max_carries());
   carver.Take(scratch_.carry_out_buffer, window_plan_.max_carries());
@@ -84,7 +86,7 @@ void DeepseekV4Attention::CarveScratch(ScratchCarver& carver) {
   carver.Take(scratch_.window_buffer, layout_.WindowBufferBytes(window_plan_.max_buffer_entries()));
   carver.Take(scratch_.workspace,
               backend_.attention().SparseDecodeWorkspaceBytes(
-                  limits_.max_tokens, window_plan_.width() + std::max(csa_width_, hca_width_),
+                  limits_.max_tokens, window_width_ + std::max(csa_width_, hca_width_),
                   config_.num_attention_heads, config_.qk_head_dim()));
 }
 
@@ -93,13 +95,26 @@ absl::Status DeepseekV4Attention::BeginStep(const StepView& step) {
   const auto upload = [&](auto host, auto* device) {
     return UploadSpan(backend_, step.context, host, device);
   };
-  RETURN_IF_ERROR(upload(window_plan_.slots(), scratch_.window_slots));
-  RETURN_IF_ERROR(upload(window_plan_.indices(), scratch_.window_indices));
-  RETURN_IF_ERROR(upload(window_plan_.lengths(), scratch_.window_lengths));
-  RETURN_IF_ERROR(upload(window_plan_.carry_in_ring(), scratch_.carry_in_ring));
-  RETURN_IF_ERROR(upload(window_plan_.carry_in_buffer(), scratch_.carry_in_buffer));
-  RETURN_IF_ERROR(upload(window_plan_.carry_out_buffer(), scratch_.carry_out_buffer));
-  RETURN_IF_ERROR(upload(window_plan_.carry_out_ring(), scratch_.carry_out_ring));
+  if (window_plan_.num_ring_rows() < step.num_tokens()) {
+    RETURN_IF_ERROR(upload(window_plan_.buffer_begin(), scratch_.buffer_begin));
+    RETURN_IF_ERROR(upload(window_plan_.carry_in_ring(), scratch_.carry_in_ring));
+    RETURN_IF_ERROR(upload(window_plan_.carry_in_buffer(), scratch_.carry_in_buffer));
+    RETURN_IF_ERROR(upload(window_plan_.carry_out_buffer(), scratch_.carry_out_buffer));
+    RETURN_IF_ERROR(upload(window_plan_.carry_out_ring(), scratch_.carry_out_ring));
+  }
+  RETURN_IF_ERROR(
+      backend_.WindowSlots(step.context, {.num_rows = step.num_tokens(),
+                                          .num_ring_rows = window_plan_.num_ring_rows(),
+                                          .window = config_.sliding_window,
+                                          .positions = step.OnDevice(step.plan.positions),
+                                          .window_start = step.OnDevice(step.plan.window_start),
+                                          .row_to_seq = step.OnDevice(step.plan.row_to_seq),
+                                          .state_slots = step.OnDevice(step.plan.state_slots),
+                                          .buffer_begin = scratch_.buffer_begin,
+                                          .own = scratch_.window_slots,
+                                          .indices = scratch_.window_indices,
+                                          .width = window_width_,
+                                          .lengths = scratch_.window_lengths}));
   if (config_.CountLayers(LayerType::kHeavilyCompressedAttention) == 0) return absl::OkStatus();
   // Rows of chunks attend the paged entries as decodes do: their lists are global slots as well.
   return backend_.C128AMetadata(step.context,
@@ -125,7 +140,7 @@ absl::Status DeepseekV4Attention::Attend(const StepView& step, const V4Attention
   RETURN_IF_ERROR(StoreWindow(step, weights, layer));
   RETURN_IF_ERROR(SelectEntries(step, layer));
   const int32_t ring_rows = window_plan_.num_ring_rows();
-  const int32_t buffer_rows = window_plan_.num_rows() - ring_rows;
+  const int32_t buffer_rows = step.num_tokens() - ring_rows;
   const kernels::KvPages ring = layout_.Window(step.state.state_slots, layer);
   if (ring_rows > 0) {
     RETURN_IF_ERROR(backend_.attention().SparseDecode(
@@ -243,7 +258,6 @@ absl::Status DeepseekV4Attention::Compress(const StepView& step, const V4Attenti
 absl::Status DeepseekV4Attention::StoreWindow(const StepView& step,
                                               const V4AttentionWeights& weights, int32_t layer) {
   const int32_t ring_rows = window_plan_.num_ring_rows();
-  const int32_t num_rows = window_plan_.num_rows();
   const kernels::KvPages ring = layout_.Window(step.state.state_slots, layer);
   RETURN_IF_ERROR(CopyWindows(step, static_cast<int64_t>(window_plan_.carry_in_ring().size()),
                               scratch_.carry_in_ring, ring, scratch_.carry_in_buffer, Buffer()));
@@ -263,7 +277,7 @@ absl::Status DeepseekV4Attention::StoreWindow(const StepView& step,
                              .pages = pages});
   };
   RETURN_IF_ERROR(store(0, ring_rows, ring));
-  return store(ring_rows, num_rows, Buffer());
+  return store(ring_rows, step.num_tokens(), Buffer());
 }
 
 // CSA: the entries that each row attends, in csa_slots.
@@ -323,9 +337,9 @@ kernels::SparseDecodeParams DeepseekV4Attention::RowParams(const StepView& step,
   params.value_dim = config_.qk_head_dim();
   params.softmax_scale = config_.softmax_scale();
   params.sources[0] = {.pages = window,
-                       .indices = scratch_.window_indices + int64_t{begin} * window_plan_.width(),
-                       .index_stride = window_plan_.width(),
-                       .width = window_plan_.width(),
+                       .indices = scratch_.window_indices + int64_t{begin} * window_width_,
+                       .index_stride = window_width_,
+                       .width = window_width_,
                        .lengths = scratch_.window_lengths + begin};
   kernels::SparseSource& entries = params.sources[1];
   if (Is(layer, LayerType::kCompressedSparseAttention)) {

@@ -62,9 +62,10 @@ class DeepseekV4Attention final {
     int32_t* csa_lengths = nullptr;
     int32_t* hca_slots = nullptr;  // [max_tokens, hca_width_]
     int32_t* hca_lengths = nullptr;
-    int64_t* window_slots = nullptr;    // the arrays of WindowPlan
-    int32_t* window_indices = nullptr;  // [max_tokens, window width]
+    int64_t* window_slots = nullptr;    // of the rows' own entries
+    int32_t* window_indices = nullptr;  // [max_tokens, window_width_]
     int32_t* window_lengths = nullptr;
+    int32_t* buffer_begin = nullptr;  // the arrays of WindowPlan
     int64_t* carry_in_ring = nullptr;
     int64_t* carry_in_buffer = nullptr;
     int64_t* carry_out_buffer = nullptr;
@@ -105,6 +106,7 @@ class DeepseekV4Attention final {
   const int32_t max_csa_entries_;  // of a sequence
   const int32_t csa_width_;
   const int32_t hca_width_;
+  const int32_t window_width_;
   const int32_t index_rows_;  // scored at a time
   WindowPlan window_plan_;
   DeviceRope rope_;           // of layers without compression

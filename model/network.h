@@ -56,11 +56,9 @@ class Network {
   virtual int64_t skipped_tensors() const = 0;  // unknown ones, MTP layers among them
   virtual int32_t max_model_len() const = 0;
 
-  // Whether the launches of a decode step depend on the plan's counts alone, apart from what the
-  // device reads of it: then they may be recorded and replayed for other plans of the same counts.
-  virtual bool replayable() const { return true; }
-
-  // Runs the plan: copies, embedding, layers, head and sampling.
+  // Runs the plan: copies, embedding, layers, head and sampling.  The launches of a decode step
+  // depend on the plan's counts alone, apart from what the device reads of it: they may be recorded
+  // and replayed for other plans of the same counts.
   // Errors: kInternal from the device; the engine is then unusable.
   virtual absl::Status Forward(const kernels::LaunchContext& context, const StepPlan& plan,
                                const StepState& state, const StepOutput& output) = 0;

@@ -23,6 +23,7 @@
 #include "kernels/cpu/sparse_decode.h"
 #include "kernels/cpu/store_kv.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/window_slots.h"
 
 namespace kernels::cpu {
 
@@ -175,6 +176,9 @@ class CpuBackend final : public Backend {
   }
   absl::Status C128AMetadata(const LaunchContext&, const C128AMetadataParams& params) override {
     return cpu::C128AMetadata(pool_, params);
+  }
+  absl::Status WindowSlots(const LaunchContext&, const WindowSlotsParams& params) override {
+    return cpu::WindowSlots(pool_, params);
   }
   absl::Status HyperPre(const LaunchContext&, const HyperPreParams& params) override {
     return cpu::HyperPre(pool_, params);

@@ -22,6 +22,7 @@
 #include "kernels/cuda/sparse_decode.h"
 #include "kernels/cuda/store_entries.h"
 #include "kernels/cuda/store_kv.h"
+#include "kernels/cuda/window_slots.h"
 #include "status/status_macros.h"
 
 namespace kernels::cuda {
@@ -243,6 +244,9 @@ class CudaBackend final : public Backend {
   absl::Status C128AMetadata(const LaunchContext& context,
                              const C128AMetadataParams& params) override {
     return cuda::C128AMetadata(runtime_->On(context), params);
+  }
+  absl::Status WindowSlots(const LaunchContext& context, const WindowSlotsParams& params) override {
+    return cuda::WindowSlots(runtime_->On(context), params);
   }
   absl::Status HyperPre(const LaunchContext& context, const HyperPreParams& params) override {
     return cuda::HyperPre(runtime_->On(context), params);

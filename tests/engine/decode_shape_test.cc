@@ -54,12 +54,19 @@ TEST_F(DecodeShapeTest, AnythingElseHasNoShape) {
   for (int32_t model::StepCounts::*count :
        {&model::StepCounts::num_tokens, &model::StepCounts::num_seqs,
         &model::StepCounts::num_logit_rows, &model::StepCounts::num_copies,
-        &model::StepCounts::num_state_copies, &model::StepCounts::num_snapshots,
         &model::StepCounts::num_penalty_resets}) {
     FillDecode(3, 1, plan_);
     ++(plan_.counts().*count);
     EXPECT_FALSE(ShapeOfDecode(plan_).has_value());
   }
+}
+
+// The engine copies states around Forward.
+TEST_F(DecodeShapeTest, CopiesOfStatesDoNotShow) {
+  const DecodeShape shape = Shape(3, 1);
+  plan_.counts().num_state_copies = 2;
+  plan_.counts().num_snapshots = 1;
+  EXPECT_EQ(ShapeOfDecode(plan_), shape);
 }
 
 TEST_F(DecodeShapeTest, PaddedRowsGoNowhere) {

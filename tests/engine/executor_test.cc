@@ -14,9 +14,7 @@ namespace {
 // A network whose sample i is "the previous step's sample i, plus one", or the row's token id.
 class CountingNetwork final : public model::Network {
  public:
-  explicit CountingNetwork(bool replayable = true) : replayable_(replayable), layout_(Spec()) {
-    config_.vocab_size = 10;
-  }
+  CountingNetwork() : layout_(Spec()) { config_.vocab_size = 10; }
 
   const model::ModelConfig& config() const override { return config_; }
   const model::CacheLayout& cache_layout() const override { return layout_; }
@@ -24,7 +22,6 @@ class CountingNetwork final : public model::Network {
   int64_t weight_bytes() const override { return 0; }
   int64_t skipped_tensors() const override { return 0; }
   int32_t max_model_len() const override { return 128; }
-  bool replayable() const override { return replayable_; }
   absl::Status Forward(const kernels::LaunchContext&, const model::StepPlan& plan,
                        const model::StepState& state, const model::StepOutput& output) override {
     if (gate != nullptr) gate->WaitForNotification();
@@ -50,7 +47,6 @@ class CountingNetwork final : public model::Network {
     spec.groups.push_back({.name = "latent", .layers = 1, .entry_bytes = 16});
     return spec;
   }
-  const bool replayable_;
   model::ModelConfig config_;
   model::CacheLayout layout_;
   std::string digest_ = "none";
@@ -126,13 +122,13 @@ TEST_F(ExecutorTest, MoreThanTwoStepsInFlightAreABug) {
 // On a device with memory of its own.
 class RecordingExecutorTest : public testing::Test {
  protected:
-  explicit RecordingExecutorTest(bool replayable = true) {
+  RecordingExecutorTest() {
     limits_.max_tokens = 4;
     limits_.max_seqs = limits_.max_samples = 2;
     auto backend = std::make_unique<RecordingBackend>();
     backend_ = backend.get();
     backend_->on_replay = [] { return absl::OkStatus(); };
-    auto network = std::make_unique<CountingNetwork>(replayable);
+    auto network = std::make_unique<CountingNetwork>();
     network_ = network.get();
     engine_ = *Executor::Create(std::move(backend), std::move(network), limits_, 1);
     cache_.resize(engine_->cache_layout().block_bytes() * 4);
@@ -182,17 +178,6 @@ TEST_F(RecordingExecutorTest, AShapeIsRunThenRecordedThenReplayedInEachLane) {
 
 TEST_F(RecordingExecutorTest, StepsOfNoShapeAreNeverRecorded) {
   for (int32_t i = 0; i < 6; ++i) Step(1, /*copies=*/true);
-  EXPECT_EQ(network_->num_forward, 6);
-  EXPECT_EQ(backend_->num_recorded, 0);
-}
-
-class UnrecordedExecutorTest : public RecordingExecutorTest {
- protected:
-  UnrecordedExecutorTest() : RecordingExecutorTest(/*replayable=*/false) {}
-};
-
-TEST_F(UnrecordedExecutorTest, ANetworkThatLooksAtThePlanRunsEveryStep) {
-  for (int32_t i = 0; i < 6; ++i) Step(1);
   EXPECT_EQ(network_->num_forward, 6);
   EXPECT_EQ(backend_->num_recorded, 0);
 }

@@ -86,6 +86,9 @@ class RecordingBackend final : public kernels::Backend {
   absl::Status C128AMetadata(const Context&, const kernels::C128AMetadataParams&) override {
     return No();
   }
+  absl::Status WindowSlots(const Context&, const kernels::WindowSlotsParams&) override {
+    return No();
+  }
   absl::Status HyperPre(const Context&, const kernels::HyperPreParams&) override { return No(); }
   absl::Status HyperPost(const Context&, const kernels::HyperPostParams&) override { return No(); }
   absl::Status HeadAndSample(const Context&, const kernels::HeadAndSampleParams&) override {

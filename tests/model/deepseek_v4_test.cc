@@ -108,6 +108,23 @@ TEST_P(DeepseekV4Test, ABatchGivesEverySequenceItsOwnBits) {
   ExpectABatchGivesEverySequenceItsOwnBits(runner, cases);
 }
 
+// Rows that a replayed step has too many: of no sequence, without a slot.
+TEST_P(DeepseekV4Test, PaddedRowsOfADecodeDoNotShow) {
+  NetworkRunner runner(GoldenModel(GetParam()));
+  const std::vector<int32_t> tokens = RandomTokens(260, runner.vocab_size(), 8);
+  engine::Sequence alone = runner.NewSequence(tokens), padded = runner.NewSequence(tokens);
+  NetworkRunner::Part of_alone{&alone, 250}, of_padded{&padded, 250};
+  runner.Step({&of_alone, 1});
+  runner.Step({&of_padded, 1});
+  of_alone = {&alone, 1, /*absorbed=*/true};
+  of_padded = {&padded, 1, /*absorbed=*/true};
+  for (int i = 0; i < 10; ++i) {
+    const std::vector<float> expected = runner.Step({&of_alone, 1});
+    EXPECT_TRUE(numerics::BitEqual(runner.Step({&of_padded, 1}, /*padded_seqs=*/4), expected));
+  }
+  EXPECT_TRUE(runner.CacheBytes(padded) == runner.CacheBytes(alone));
+}
+
 // Blocks and slot, moved as bytes in the middle of everything, are all there is of a sequence.
 TEST_P(DeepseekV4Test, ASequenceMovedToAnotherWorkerGoesOnBitForBit) {
   for (const KvCacheDtype dtype : {KvCacheDtype::kFloat32, KvCacheDtype::kFp8}) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "engine/decode_shape.h"
 #include "engine/plan_builder.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/kv_entry.h"
@@ -124,8 +125,8 @@ class NetworkRunner {
     return seq;
   }
 
-  // One step.  Returns the logits of every row, [rows, vocab].
-  std::vector<float> Step(absl::Span<const Part> parts) {
+  // One step.  Returns the logits of every row, [rows, vocab].  Decodes may be padded to more.
+  std::vector<float> Step(absl::Span<const Part> parts, int32_t padded_seqs = 0) {
     StepPlan plan(options_.limits);
     engine::PlanBuilder builder(block_size(), plan);
     builder.Begin(++step_id_);
@@ -135,6 +136,9 @@ class NetworkRunner {
       FERRY_CHECK(grown.ok()) << grown.ToString();
       builder.Add(*part.seq, part.num_tokens, part.absorbed, /*sample=*/false, /*logits=*/true);
     }
+    if (padded_seqs > 0) {
+      engine::PadDecode({.num_seqs = padded_seqs, .num_splits = plan.counts().num_splits}, plan);
+    }
     const absl::Status status = network_->Forward(
         {}, plan,
         {.cache = cache_.data(),
@@ -142,7 +146,8 @@ class NetworkRunner {
         {.results = results_.data(), .sampled_ids = sampled_.data(), .logits = logits_->floats()});
     FERRY_CHECK(status.ok()) << status.ToString();
     const float* logits = logits_->floats();
-    return std::vector<float>(logits, logits + int64_t{plan.counts().num_tokens} * vocab_size());
+    return std::vector<float>(logits,
+                              logits + int64_t{plan.counts().num_logit_rows} * vocab_size());
   }
 
   // Computes `tokens` in ragged chunks, then (from `absorbed_from` on) one by one in absorbed form.
