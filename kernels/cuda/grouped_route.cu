@@ -9,16 +9,14 @@
 namespace kernels::cuda {
 namespace {
 
-// kRows rows a block, kExperts experts a warp at a time, kAhead steps of their weights under way.
-template <int32_t kRows_, int32_t kExperts_, int32_t kAhead_, int32_t kThreads_>
-struct RouteShape {
-  static constexpr int32_t kRows = kRows_;
-  static constexpr int32_t kExperts = kExperts_;
-  static constexpr int32_t kAhead = kAhead_;
-  static constexpr int32_t kThreads = kThreads_;
-  static constexpr int32_t kWarps = kThreads / kWarpSize;
-};
-constexpr int64_t kStep = 4 * kWarpSize;  // values of a row that a warp takes at a time
+constexpr int32_t kRouteThreads = 256;
+constexpr int32_t kRouteWarps = kRouteThreads / kWarpSize;
+constexpr int32_t kTileExperts = 64;  // whose logits a block sums at a time
+constexpr int32_t kExpertTiles = kTileExperts / 8;
+constexpr int32_t kLaneValues = 8;            // of a row or of a gate's row, neighbours
+constexpr int32_t kStep = 4 * kLaneValues;    // of the depth, a warp's
+constexpr int32_t kPitch = kTileExperts + 8;  // of partial sums in shared memory: no conflicts
+constexpr int32_t kParts = 3;                 // bf16 numbers whose sum is a float32 number
 
 struct RouteArgs {
   const float* input = nullptr;
@@ -32,177 +30,265 @@ struct RouteArgs {
   ExpertChoice choice;
 };
 
-__device__ float4 Widen(uint2 words) {
-  return make_float4(__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xffff0000),
-                     __uint_as_float(words.y << 16), __uint_as_float(words.y & 0xffff0000));
-}
-__device__ double SquareSum(float4 v) {
-  return static_cast<double>(v.x) * v.x + static_cast<double>(v.y) * v.y +
-         static_cast<double>(v.z) * v.z + static_cast<double>(v.w) * v.w;
-}
+// Shared memory of a block of kRows rows.
+template <int32_t kRows>
+struct RouteShared {
+  __host__ __device__ static constexpr size_t PartialBytes(int32_t num_experts) {
+    const size_t partial = sizeof(float) * kRouteWarps * kRows * kPitch;
+    const size_t choosing = kRouteWarps * RowShared::Bytes(num_experts);
+    return partial > choosing ? partial : choosing;
+  }
+  __host__ __device__ static constexpr size_t Bytes(int32_t num_experts) {
+    return PartialBytes(num_experts) + sizeof(float) * static_cast<size_t>(kRows * num_experts);
+  }
+};
 
-// Norm of kRows rows from `row_begin` on, to `rows` [kRows, hidden] in shared memory and, rounded,
-// to args.normed.  Rows past the end are the last one again.
-template <typename Shape>
-__device__ void NormRows(const RouteArgs& args, int64_t row_begin, float* rows) {
-  constexpr int32_t kRows = Shape::kRows;
-  __shared__ double parts[Shape::kWarps][kRows];
-  __shared__ float inverse[kRows];
-  constexpr int64_t kBlockStep = 4 * Shape::kThreads;
-  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
-  const auto row_at = [&](int32_t r) { return min(row_begin + r, int64_t{args.num_rows - 1}); };
-  double sums[kRows] = {};
-#pragma unroll 2
-  for (int64_t at = 4 * int64_t{threadIdx.x}; at < args.hidden; at += kBlockStep) {
-    float4 v[kRows];
+// Two values -> kParts pairs of bf16 numbers, each rounded from what those before it leave.
+__device__ void SplitPair(float low, float high, uint32_t (&parts)[kParts]) {
 #pragma unroll
-    for (int32_t r = 0; r < kRows; ++r) {
-      v[r] = *reinterpret_cast<const float4*>(args.input + row_at(r) * args.row_stride + at);
-    }
-#pragma unroll
-    for (int32_t r = 0; r < kRows; ++r) {
-      *reinterpret_cast<float4*>(rows + r * args.hidden + at) = v[r];
-      sums[r] += SquareSum(v[r]);
-    }
-  }
-#pragma unroll
-  for (int32_t r = 0; r < kRows; ++r) {
-    sums[r] = WarpSum(sums[r]);
-    if (threadIdx.x % kWarpSize == 0) parts[warp][r] = sums[r];
-  }
-  __syncthreads();
-  if (threadIdx.x < kRows) {
-    double sum = 0;
-    for (int32_t w = 0; w < Shape::kWarps; ++w) sum += parts[w][threadIdx.x];
-    inverse[threadIdx.x] = static_cast<float>(
-        1.0 / sqrt(sum / static_cast<double>(args.hidden) + static_cast<double>(args.norm_eps)));
-  }
-  __syncthreads();
-  for (int64_t at = 4 * int64_t{threadIdx.x}; at < args.hidden; at += kBlockStep) {
-    const float4 n = *reinterpret_cast<const float4*>(args.norm_weight + at);
-#pragma unroll
-    for (int32_t r = 0; r < kRows; ++r) {
-      float4& to = *reinterpret_cast<float4*>(rows + r * args.hidden + at);
-      const float4 v = make_float4(to.x * inverse[r] * n.x, to.y * inverse[r] * n.y,
-                                   to.z * inverse[r] * n.z, to.w * inverse[r] * n.w);
-      to = v;
-      *reinterpret_cast<uint2*>(args.normed + row_at(r) * args.hidden + at) =
-          make_uint2(PackBfloat16(v.x, v.y), PackBfloat16(v.z, v.w));
-    }
+  for (uint32_t& part : parts) {
+    part = PackBfloat16(low, high);
+    low -= __uint_as_float(part << 16);
+    high -= __uint_as_float(part & 0xffff0000);
   }
 }
 
-// A lane's weights of kExperts experts from `first` on.
-template <typename Shape>
-class GateWeights {
+// A warp's share of kRows rows' logits of 64 experts: every kRouteWarps-th step of the depth, as
+// products of bf16 in which float32 numbers have kParts parts.  Of a tensor core's tile a lane
+// (g, t) has rows g and g + 8, and of a step values 8 t to 8 t + 7, which are depths 2 t, 2 t + 1,
+// 2 t + 8 and 2 t + 9 of two products.
+template <int32_t kRows>
+class GateSums {
  public:
-  __device__ GateWeights(const RouteArgs& args, int32_t first) : args_(args), first_(first) {
+  static constexpr int32_t kRowTiles = CeilDiv(kRows, 16);
+  static constexpr int32_t kRowsOfTile = kRows < 16 ? 1 : 2;  // of a lane
+
+  __device__ GateSums(const RouteArgs& args, int32_t row_begin) : args_(args) {
 #pragma unroll
-    for (int32_t i = 0; i < Shape::kAhead; ++i) Load(i);
+    for (int32_t i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int32_t j = 0; j < kRowsOfTile; ++j) {
+        const int64_t row = min(row_begin + RowOf(i, j), args.num_rows - 1);
+        rows_[i][j] = args.input + row * args.row_stride;
+      }
+    }
   }
-  // Of the next step, which is number `i` in a turn of kAhead.
-  __device__ void Take(int32_t i, float4 (&weights)[Shape::kExperts]) {
+
+  // Weights of the warp's first step, which do not depend on earlier kernels.
+  __device__ void LoadFirst(int32_t first_expert) { LoadWeights(first_expert, FirstDepth()); }
+
+  // After LoadFirst: the sums, to partial [kRows, kPitch]; with kSquares also those of the rows'
+  // squares, to squares [kRows].
+  template <bool kSquares>
+  __device__ void Multiply(int32_t first_expert, float* partial, double* squares) {
+    float sums[kRowTiles][kExpertTiles][4] = {};
+    double square[kRowTiles][kRowsOfTile] = {};
+    LoadRows(FirstDepth());
+    for (int64_t k = FirstDepth(); k < args_.hidden + kLaneValues * t_; k += kRouteWarps * kStep) {
+      float values[kRowTiles][kRowsOfTile][kLaneValues];
+      Take<kSquares>(k, values, square);
+      LoadRows(k + kRouteWarps * kStep);
 #pragma unroll
-    for (int32_t e = 0; e < Shape::kExperts; ++e) weights[e] = Widen(words_[i][e]);
-    Load(i);
+      for (int32_t half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int32_t i = 0; i < kRowTiles; ++i) {
+          uint32_t a[4][kParts] = {};
+#pragma unroll
+          for (int32_t j = 0; j < kRowsOfTile; ++j) {
+            const float* x = values[i][j] + 4 * half;
+            SplitPair(x[0], x[1], a[j]);
+            SplitPair(x[2], x[3], a[2 + j]);
+          }
+#pragma unroll
+          for (int32_t part = kParts - 1; part >= 0; --part) {
+#pragma unroll
+            for (int32_t e = 0; e < kExpertTiles; ++e) {
+              const uint4& w = weights_[e];
+              Mma(sums[i][e], a[0][part], a[1][part], a[2][part], a[3][part], half ? w.z : w.x,
+                  half ? w.w : w.y);
+            }
+          }
+        }
+      }
+      LoadWeights(first_expert, k + kRouteWarps * kStep);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int32_t j = 0; j < kRowsOfTile; ++j) {
+        const int32_t row = RowOf(i, j);
+#pragma unroll
+        for (int32_t e = 0; e < kExpertTiles; ++e) {
+          *reinterpret_cast<float2*>(partial + row * kPitch + 8 * e + 2 * t_) =
+              make_float2(sums[i][e][2 * j], sums[i][e][2 * j + 1]);
+        }
+        if constexpr (kSquares) {
+          double sum = square[i][j];
+          sum += __shfl_xor_sync(kFullWarp, sum, 1);
+          sum += __shfl_xor_sync(kFullWarp, sum, 2);
+          if (t_ == 0) squares[row] = sum;
+        }
+      }
+    }
   }
 
  private:
-  __device__ void Load(int32_t i) {
-    const int64_t k = next_ + 4 * (threadIdx.x % kWarpSize);
-    next_ += kStep;
-    if (k >= args_.hidden) return;
+  __device__ int32_t RowOf(int32_t tile, int32_t j) const { return 16 * tile + 8 * j + g_; }
+  // Of the lane's values of a step.
+  __device__ int64_t FirstDepth() const {
+    return static_cast<int32_t>(threadIdx.x) / kWarpSize * kStep + kLaneValues * t_;
+  }
+  // Zeros past the end.
+  __device__ void LoadRows(int64_t k) {
 #pragma unroll
-    for (int32_t e = 0; e < Shape::kExperts; ++e) {
-      const int64_t expert = min(first_ + e, args_.choice.num_experts - 1);
-      words_[i][e] = *reinterpret_cast<const uint2*>(args_.gate + expert * args_.hidden + k);
+    for (int32_t i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int32_t j = 0; j < kRowsOfTile; ++j) {
+#pragma unroll
+        for (int32_t h = 0; h < 2; ++h) {
+          next_rows_[i][j][h] = k < args_.hidden
+                                    ? *reinterpret_cast<const float4*>(rows_[i][j] + k + 4 * h)
+                                    : make_float4(0, 0, 0, 0);
+        }
+      }
+    }
+  }
+  __device__ void LoadWeights(int32_t first_expert, int64_t k) {
+#pragma unroll
+    for (int32_t e = 0; e < kExpertTiles; ++e) {
+      const int64_t expert = min(first_expert + 8 * e + g_, args_.choice.num_experts - 1);
+      weights_[e] =
+          k < args_.hidden
+              ? __ldg(reinterpret_cast<const uint4*>(args_.gate + expert * args_.hidden + k))
+              : make_uint4(0, 0, 0, 0);
+    }
+  }
+  // The rows that were loaded, times the norm's weights from depth `k` on.
+  template <bool kSquares>
+  __device__ void Take(int64_t k, float (&values)[kRowTiles][kRowsOfTile][kLaneValues],
+                       double (&square)[kRowTiles][kRowsOfTile]) const {
+    float4 norm[2] = {};
+#pragma unroll
+    for (int32_t h = 0; h < 2 && k < args_.hidden; ++h) {
+      norm[h] = __ldg(reinterpret_cast<const float4*>(args_.norm_weight + k + 4 * h));
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int32_t j = 0; j < kRowsOfTile; ++j) {
+        float sum = 0;
+#pragma unroll
+        for (int32_t h = 0; h < 2; ++h) {
+          const float4 x = next_rows_[i][j][h];
+          if constexpr (kSquares) {
+            sum = fmaf(x.w, x.w, fmaf(x.z, x.z, fmaf(x.y, x.y, fmaf(x.x, x.x, sum))));
+          }
+          float* to = values[i][j] + 4 * h;
+          to[0] = x.x * norm[h].x;
+          to[1] = x.y * norm[h].y;
+          to[2] = x.z * norm[h].z;
+          to[3] = x.w * norm[h].w;
+        }
+        if constexpr (kSquares) square[i][j] += sum;
+      }
     }
   }
 
   const RouteArgs& args_;
-  const int32_t first_;
-  int64_t next_ = 0;
-  uint2 words_[Shape::kAhead][Shape::kExperts];
+  const int32_t g_ = static_cast<int32_t>(threadIdx.x) % kWarpSize / 4;
+  const int32_t t_ = static_cast<int32_t>(threadIdx.x) % 4;
+  const float* rows_[kRowTiles][kRowsOfTile];
+  float4 next_rows_[kRowTiles][kRowsOfTile][2];
+  uint4 weights_[kExpertTiles];
 };
 
-// Of the normed rows, and of what choosing needs later.
+// The block's rows, normed and rounded, to args.normed: read again, they are near.
 template <int32_t kRows>
-__host__ __device__ constexpr size_t RowBytes(int64_t hidden, int32_t num_experts) {
-  const size_t rows = sizeof(float) * static_cast<size_t>(kRows * hidden);
-  const size_t choosing = kRows * RowShared::Bytes(num_experts);
-  return rows > choosing ? rows : choosing;
-}
-
-// A block takes kRows rows: its warps the experts in turns, then one warp a row to choose.  Shared:
-// the normed rows, later what choosing needs; the logits.
-template <typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads)
-    RouteKernel(const __grid_constant__ MoeParams params, const __grid_constant__ RouteArgs args) {
-  constexpr int32_t kRows = Shape::kRows;
-  const int32_t num_experts = args.choice.num_experts;
-  auto* rows = reinterpret_cast<float*>(DynamicShared());  // [kRows, hidden]
-  auto* logits =
-      reinterpret_cast<float*>(DynamicShared() + RowBytes<kRows>(args.hidden, num_experts));
-  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
-  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  const int64_t row_begin = int64_t{blockIdx.x} * kRows;
-  bool normed = false;
-  for (int32_t first = warp * Shape::kExperts; first < num_experts || !normed;
-       first += Shape::kWarps * Shape::kExperts) {
-    GateWeights<Shape> weights(args, first);  // before the rows are there
-    if (!normed) {
-      WaitForPrevious();
-      NormRows<Shape>(args, row_begin, rows);
-      __syncthreads();
-      normed = true;
-    }
-    float sums[Shape::kExperts][kRows] = {};
-    for (int64_t base = 4 * lane; base < args.hidden; base += Shape::kAhead * kStep) {
+__device__ void StoreNormed(const RouteArgs& args, int32_t row_begin,
+                            const float (&inverse)[kRows]) {
+  constexpr int32_t kRowsAtATime = 8;
+  for (int64_t at = 4 * int64_t{threadIdx.x}; at < args.hidden; at += 4 * kRouteThreads) {
+    const float4 n = *reinterpret_cast<const float4*>(args.norm_weight + at);
+    for (int32_t begin = 0; begin < kRows; begin += kRowsAtATime) {
+      float4 x[kRowsAtATime];
 #pragma unroll
-      for (int32_t i = 0; i < Shape::kAhead; ++i) {
-        const int64_t k = base + i * kStep;
-        if (k >= args.hidden) break;
-        float4 w[Shape::kExperts];
-        weights.Take(i, w);
-#pragma unroll
-        for (int32_t r = 0; r < kRows; ++r) {
-          const float4 x = *reinterpret_cast<const float4*>(rows + r * args.hidden + k);
-#pragma unroll
-          for (int32_t e = 0; e < Shape::kExperts; ++e) {
-            float& sum = sums[e][r];
-            sum = fmaf(x.w, w[e].w, fmaf(x.z, w[e].z, fmaf(x.y, w[e].y, fmaf(x.x, w[e].x, sum))));
-          }
-        }
+      for (int32_t r = 0; r < kRowsAtATime; ++r) {
+        const int64_t row = min(row_begin + begin + r, args.num_rows - 1);
+        x[r] = *reinterpret_cast<const float4*>(args.input + row * args.row_stride + at);
       }
-    }
 #pragma unroll
-    for (int32_t e = 0; e < Shape::kExperts; ++e) {
-#pragma unroll
-      for (int32_t r = 0; r < kRows; ++r) {
-        const float sum = WarpSum(sums[e][r]);
-        if (lane == 0 && first + e < num_experts) logits[r * num_experts + first + e] = sum;
+      for (int32_t r = 0; r < kRowsAtATime; ++r) {
+        const int64_t row = row_begin + begin + r;
+        if (row >= args.num_rows) break;
+        const float scale = inverse[begin + r];
+        *reinterpret_cast<uint2*>(args.normed + row * args.hidden + at) =
+            make_uint2(PackBfloat16(x[r].x * scale * n.x, x[r].y * scale * n.y),
+                       PackBfloat16(x[r].z * scale * n.z, x[r].w * scale * n.w));
       }
     }
   }
-  __syncthreads();
-  const int64_t row = row_begin + warp;
-  if (warp >= kRows || row >= args.num_rows) return;
-  ChooseExperts(params, row, logits + warp * num_experts,
-                RowShared(DynamicShared(), warp, num_experts), args.choice.ids,
-                args.choice.weights);
 }
 
-template <typename Shape>
+// A block takes kRows rows: its warps share the depth, then the rows to choose.  Shared: partial
+// sums, later what choosing needs; the logits.
+template <int32_t kRows>
+__global__ void __launch_bounds__(kRouteThreads, 2)
+    RouteKernel(const __grid_constant__ MoeParams params, const __grid_constant__ RouteArgs args) {
+  __shared__ double squares[kRouteWarps][kRows];
+  __shared__ float inverse[kRows];
+  const int32_t num_experts = args.choice.num_experts;
+  auto* partial = reinterpret_cast<float*>(DynamicShared());  // [kRouteWarps, kRows, kPitch]
+  auto* logits = reinterpret_cast<float*>(DynamicShared() +   // [kRows, num_experts]
+                                          RouteShared<kRows>::PartialBytes(num_experts));
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
+  const int32_t row_begin = static_cast<int32_t>(blockIdx.x) * kRows;
+  GateSums<kRows> sums(args, row_begin);
+  for (int32_t first = 0; first < num_experts; first += kTileExperts) {
+    float* of_warp = partial + warp * kRows * kPitch;
+    sums.LoadFirst(first);
+    if (first == 0) {
+      WaitForPrevious();
+      sums.template Multiply<true>(first, of_warp, squares[warp]);
+      __syncthreads();
+      if (threadIdx.x < kRows) {
+        double sum = 0;
+        for (int32_t w = 0; w < kRouteWarps; ++w) sum += squares[w][threadIdx.x];
+        inverse[threadIdx.x] =
+            static_cast<float>(1.0 / sqrt(sum / static_cast<double>(args.hidden) +
+                                          static_cast<double>(args.norm_eps)));
+      }
+    } else {
+      sums.template Multiply<false>(first, of_warp, nullptr);
+    }
+    __syncthreads();
+    for (int32_t i = threadIdx.x; i < kRows * kTileExperts; i += kRouteThreads) {
+      const int32_t row = i / kTileExperts, expert = i % kTileExperts;
+      float sum = 0;
+#pragma unroll
+      for (int32_t w = 0; w < kRouteWarps; ++w) sum += partial[(w * kRows + row) * kPitch + expert];
+      if (first + expert < num_experts) {
+        logits[row * num_experts + first + expert] = sum * inverse[row];
+      }
+    }
+    __syncthreads();
+  }
+  StoreNormed<kRows>(args, row_begin, inverse);
+  for (int32_t r = warp; r < kRows && row_begin + r < args.num_rows; r += kRouteWarps) {
+    ChooseExperts(params, row_begin + r, logits + r * num_experts,
+                  RowShared(DynamicShared(), warp, num_experts), args.choice.ids,
+                  args.choice.weights);
+    __syncwarp();
+  }
+}
+
+template <int32_t kRows>
 absl::Status LaunchRoute(const Launcher& launcher, const MoeParams& params, const RouteArgs& args) {
-  constexpr int32_t kRows = Shape::kRows;
-  const size_t logits_bytes = sizeof(float) * static_cast<size_t>(kRows * args.choice.num_experts);
-  return Launch(
-      launcher, "moe route", RouteKernel<Shape>,
-      {.grid = dim3(static_cast<uint32_t>(CeilDiv(args.num_rows, kRows))),
-       .threads = Shape::kThreads,
-       .shared_bytes = RowBytes<kRows>(args.hidden, args.choice.num_experts) + logits_bytes,
-       .early = true},
-      params, args);
+  return Launch(launcher, "moe route", RouteKernel<kRows>,
+                {.grid = dim3(static_cast<uint32_t>(CeilDiv(args.num_rows, kRows))),
+                 .threads = kRouteThreads,
+                 .shared_bytes = RouteShared<kRows>::Bytes(args.choice.num_experts),
+                 .early = true},
+                params, args);
 }
 
 bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
@@ -210,11 +296,9 @@ bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer
 }  // namespace
 
 bool CanRouteGroups(const MoeParams& params, int64_t hidden, const MatrixStack& gate_weight) {
-  constexpr int64_t kMaxHidden = 8192;
   return gate_weight.num_parts == 1 && gate_weight.parts[0].dtype == DType::kBfloat16 &&
          gate_weight.parts[0].scales == nullptr && params.input_row_stride % 4 == 0 &&
-         IsAligned(params.input) && IsAligned(params.norm_weight) && hidden % 8 == 0 &&
-         hidden <= kMaxHidden;
+         IsAligned(params.input) && IsAligned(params.norm_weight) && hidden % 8 == 0;
 }
 
 absl::Status RouteGroups(const Launcher& launcher, const MoeParams& params, int64_t hidden,
@@ -229,11 +313,9 @@ absl::Status RouteGroups(const Launcher& launcher, const MoeParams& params, int6
                        .hidden = hidden,
                        .normed = normed,
                        .choice = choice};
-  // A row a block as long as the multiprocessors take them in one go.
-  if (params.num_rows <= 2 * launcher.device.num_sms) {
-    return LaunchRoute<RouteShape<1, 4, 4, 512>>(launcher, params, args);
-  }
-  return LaunchRoute<RouteShape<4, 8, 1, 256>>(launcher, params, args);
+  // Few rows a block while a multiprocessor has at most one; many read the gate less often.
+  return params.num_rows <= 8 * launcher.device.num_sms ? LaunchRoute<8>(launcher, params, args)
+                                                        : LaunchRoute<16>(launcher, params, args);
 }
 
 }  // namespace kernels::cuda
