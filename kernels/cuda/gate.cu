@@ -22,41 +22,46 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A block an expert: its pairs get slots in the order of their rows, after those of lower experts.
-// A thread takes consecutive pairs.
+// A warp takes consecutive pairs, its lanes neighbours.
 __global__ void __launch_bounds__(kSortThreads) SortKernel(ExpertChoice choice) {
+  constexpr int32_t kSortWarps = kSortThreads / kWarpSize;
   __shared__ int32_t scratch[33];
-  __shared__ int32_t warp_ours[kSortThreads / kWarpSize];
+  __shared__ int32_t warp_ours[kSortWarps];
   WaitForPrevious();
   const int32_t expert = static_cast<int32_t>(blockIdx.x);
-  const int32_t thread = static_cast<int32_t>(threadIdx.x);
-  const int32_t warp = thread / kWarpSize, lane = thread % kWarpSize;
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   const int32_t num_pairs = choice.num_slots();
-  const int32_t share = CeilDiv(num_pairs, kSortThreads);
-  const int32_t begin = min(thread * share, num_pairs), end = min(begin + share, num_pairs);
+  const int32_t share = CeilDiv(num_pairs, kSortThreads) * kWarpSize;
+  const int32_t begin = min(warp * share, num_pairs), end = min(begin + share, num_pairs);
   int32_t lower = 0, ours = 0;
-#pragma unroll 4
-  for (int32_t pair = begin; pair < end; ++pair) {
+#pragma unroll 8
+  for (int32_t pair = begin + lane; pair < end; pair += kWarpSize) {
     const int32_t id = choice.ids[pair];
     lower += id < expert ? 1 : 0;
     ours += id == expert ? 1 : 0;
   }
-  int32_t up_to = ours;  // of this warp's threads up to this one
-  for (int32_t offset = 1; offset < kWarpSize; offset *= 2) {
-    const int32_t more = __shfl_up_sync(kFullWarp, up_to, offset);
-    if (lane >= offset) up_to += more;
-  }
-  if (lane == kWarpSize - 1) warp_ours[warp] = up_to;
-  const int32_t first = BlockSum(lower, scratch);  // a barrier as well
-  int32_t slot = first + up_to - ours, count = 0;
-  for (int32_t w = 0; w < kSortThreads / kWarpSize; ++w) {
+  ours = WarpSum(ours);
+  if (lane == 0) warp_ours[warp] = ours;
+  int32_t slot = BlockSum(lower, scratch);  // a barrier as well
+  int32_t count = 0;
+  for (int32_t w = 0; w < kSortWarps; ++w) {
     if (w < warp) slot += warp_ours[w];
     count += warp_ours[w];
   }
-  if (thread == 0) choice.count[expert] = count;
-  for (int32_t pair = begin; ours > 0 && pair < end; ++pair) {
-    if (choice.ids[pair] != expert) continue;
-    choice.slot_row[slot] = pair / choice.top_k;
-    choice.slot_of_pair[pair] = slot++;
+  if (threadIdx.x == 0) choice.count[expert] = count;
+  if (ours == 0) return;
+#pragma unroll 4
+  for (int32_t first = begin; first < end; first += kWarpSize) {
+    const int32_t pair = first + lane;
+    const bool is_ours = pair < end && choice.ids[pair] == expert;
+    const uint32_t lanes = __ballot_sync(kFullWarp, is_ours);
+    if (is_ours) {
+      const int32_t at = slot + __popc(lanes & ((1u << lane) - 1));
+      choice.slot_row[at] = pair / choice.top_k;
+      choice.slot_of_pair[pair] = at;
+    }
+    slot += __popc(lanes);
   }
 }
 
