@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/kv_entry.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/new_entry.cuh"
 #include "kernels/cuda/rotation.cuh"
 #include "status/status_macros.h"
 
@@ -13,25 +14,6 @@ namespace {
 
 constexpr int32_t kThreads = 128;
 constexpr int32_t kWarps = kThreads / kWarpSize;
-
-// values [rank + rope_dim] <- the normed row, not yet rotated.
-__device__ void NormLatent(const StoreKvParams& params, int64_t row, float* values,
-                           double* scratch) {
-  const int32_t rank = params.kv_lora_rank;
-  const int32_t size = rank + params.rope.rope_dim;
-  const int32_t normed = params.norm_rope ? size : rank;
-  const float* kv_a = params.kv_a + row * params.kv_a_row_stride;
-  double sum = 0;
-  for (int32_t i = threadIdx.x; i < normed; i += kThreads) {
-    sum += static_cast<double>(kv_a[i]) * kv_a[i];
-  }
-  sum = BlockSum(sum, scratch);
-  const float inverse = static_cast<float>(
-      1.0 / sqrt(sum / static_cast<double>(normed) + static_cast<double>(params.norm_eps)));
-  for (int32_t i = threadIdx.x; i < size; i += kThreads) {
-    values[i] = i < normed ? kv_a[i] * inverse * params.norm_weight[i] : kv_a[i];
-  }
-}
 
 // values [dim] <- the layer norm of the row's index key.
 __device__ void NormIndexKey(const IndexKeyParams& params, int64_t row, float* values,
@@ -66,24 +48,18 @@ __global__ void __launch_bounds__(kThreads) StoreEntriesKernel(StoreKvParams par
     if (threadIdx.x == 0) NoteFault(fault, FaultKind::kPosition, row, position);
     return;
   }
-  const bool is_key = blockIdx.y == 1;
-  const RopeTable& rope = is_key ? params.index_key.rope : params.rope;
-  if (is_key) {
-    NormIndexKey(params.index_key, row, values, scratch);
-  } else {
-    NormLatent(params, row, values, scratch);
+  if (blockIdx.y == 0) {
+    StoreNewEntry(params, row, slot, position, values, scratch);
+    return;
+  }
+  const IndexKeyParams& key = params.index_key;
+  NormIndexKey(key, row, values, scratch);
+  __syncthreads();
+  for (int32_t i = threadIdx.x; i < key.rope.rope_dim / 2; i += kThreads) {
+    RotatePair(key.rope, position, 1.0f, i, values);
   }
   __syncthreads();
-  float* rotary = is_key ? values : values + params.kv_lora_rank;
-  for (int32_t i = threadIdx.x; i < rope.rope_dim / 2; i += kThreads) {
-    RotatePair(rope, position, 1.0f, i, rotary);
-  }
-  __syncthreads();
-  if (is_key) {
-    StoreEntry(params.index_key.pages, slot, values, params.index_key.dim, 0);
-  } else {
-    StoreEntry(params.pages, slot, values, params.kv_lora_rank, rope.rope_dim);
-  }
+  StoreEntry(key.pages, slot, values, key.dim, 0);
 }
 
 // Grid: rows, groups of heads; a warp a head.

@@ -7,6 +7,8 @@
 #include "kernels/cuda/latent_entry.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear.h"
+#include "kernels/cuda/new_entry.cuh"
+#include "kernels/cuda/rotation.cuh"
 #include "kernels/cuda/store_entries.h"
 #include "status/status_macros.h"
 
@@ -15,101 +17,19 @@ namespace {
 
 constexpr int32_t kThreads = kStreamThreads;
 
-// Pair i of the rotation: indices of its elements.
-__device__ int32_t FirstOfPair(const RopeTable& rope, int32_t i) {
-  return rope.layout == RopeLayout::kInterleaved ? 2 * i : i;
-}
-__device__ int32_t SecondOfPair(const RopeTable& rope, int32_t i) {
-  return rope.layout == RopeLayout::kInterleaved ? 2 * i + 1 : i + rope.rope_dim / 2;
-}
-
-struct Pair {
-  float a;
-  float b;
-};
-
-// REQUIRES: the position is in the table.
-__device__ Pair Rotate(const RopeTable& rope, int32_t position, int32_t i, Pair x) {
-  const int64_t at = int64_t{position} * (rope.rope_dim / 2) + i;
-  const float cos = rope.cos[at], sin = rope.sin[at];
-  return {x.a * cos - x.b * sin, x.b * cos + x.a * sin};
-}
-
-__device__ void EncodeValue(KvFormat format, std::byte* entry, int32_t i, float value) {
-  if (format == KvFormat::kFloat32) {
-    reinterpret_cast<float*>(entry)[i] = value;
-  } else {
-    StoreBytes16(entry + 2 * i, Bfloat16FromFloat(value));
-  }
-}
-
-// latent [rank] in shared memory -> e4m3 values and scales; a warp a group.
-__device__ void EncodeFloat8(const float* latent, int32_t rank, std::byte* entry) {
-  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
-  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  const int32_t groups = CeilDiv(rank, kFloat8GroupSize);
-  for (int32_t group = warp; group < groups; group += kThreads / kWarpSize) {
-    const int32_t begin = group * kFloat8GroupSize;
-    const int32_t end = min(begin + kFloat8GroupSize, rank);
-    float amax = 0;
-    for (int32_t i = begin + lane; i < end; i += kWarpSize) amax = fmaxf(amax, fabsf(latent[i]));
-    for (int32_t offset = kWarpSize / 2; offset > 0; offset /= 2) {
-      amax = fmaxf(amax, __shfl_xor_sync(kFullWarp, amax, offset));
-    }
-    const float scale = Float8GroupScale(amax);
-    const float inverse = 1.0f / scale;  // a power of two as well: products are exact
-    if (lane == 0) StoreBytesFloat(entry + rank + 4 * group, scale);
-    for (int32_t i = begin + lane; i < end; i += kWarpSize) {
-      entry[i] = static_cast<std::byte>(E4m3FromFloat(latent[i] * inverse));
-    }
-  }
-}
-
-// A row's norm, rotation and entry; a block's work.  Dynamic shared memory: [rank] float32.
+// A row's norm, rotation and entry; a block's work.  Dynamic shared memory: float32 [rank +
+// rope_dim].
 __device__ void StoreRow(const StoreKvParams& params, int32_t row, Fault* fault) {
   __shared__ double scratch[33];
-  auto* latent = reinterpret_cast<float*>(DynamicShared());
   const int64_t slot = params.slots[row];
   WaitForPrevious();
   if (slot < 0) return;
-  const RopeTable& rope = params.rope;
   const int32_t position = params.positions[row];
-  if (rope.rope_dim > 0 && (position < 0 || position >= rope.max_positions)) {
+  if (!HasPosition(params.rope, position)) {
     if (threadIdx.x == 0) NoteFault(fault, FaultKind::kPosition, row, position);
     return;
   }
-  const int32_t rank = params.kv_lora_rank;
-  const float* kv_a = params.kv_a + row * params.kv_a_row_stride;
-  double sum = 0;
-  for (int32_t i = threadIdx.x; i < rank; i += kThreads) {
-    sum += static_cast<double>(kv_a[i]) * kv_a[i];
-  }
-  sum = BlockSum(sum, scratch);
-  const float inverse = static_cast<float>(
-      1.0 / sqrt(sum / static_cast<double>(rank) + static_cast<double>(params.norm_eps)));
-  for (int32_t i = threadIdx.x; i < rank; i += kThreads) {
-    latent[i] = kv_a[i] * inverse * params.norm_weight[i];
-  }
-  __syncthreads();
-
-  const KvFormat format = params.pages.format;
-  std::byte* entry = EntryOfSlot(params.pages, slot);
-  // Where k_rope's values would start if the whole entry were of their type.
-  std::byte* rope_base = entry;
-  int32_t rope_begin = rank;
-  if (format == KvFormat::kFp8Latent) {
-    EncodeFloat8(latent, rank, entry);
-    rope_base = entry + rank + 4 * CeilDiv(rank, kFloat8GroupSize);
-    rope_begin = 0;
-  } else {
-    for (int32_t i = threadIdx.x; i < rank; i += kThreads) EncodeValue(format, entry, i, latent[i]);
-  }
-  for (int32_t i = threadIdx.x; i < rope.rope_dim / 2; i += kThreads) {
-    const int32_t first = FirstOfPair(rope, i), second = SecondOfPair(rope, i);
-    const Pair rotated = Rotate(rope, position, i, {kv_a[rank + first], kv_a[rank + second]});
-    EncodeValue(format, rope_base, rope_begin + first, rotated.a);
-    EncodeValue(format, rope_base, rope_begin + second, rotated.b);
-  }
+  StoreNewEntry(params, row, slot, position, reinterpret_cast<float*>(DynamicShared()), scratch);
 }
 
 // The rotation of a row's heads; a block's work.
@@ -117,17 +37,14 @@ __device__ void RotateRow(const RopeParams& params, int32_t row, Fault* fault) {
   const RopeTable& rope = params.rope;
   const int32_t position = params.positions[row];
   WaitForPrevious();
-  if (position < 0 || position >= rope.max_positions) {
+  if (!HasPosition(rope, position)) {
     if (threadIdx.x == 0) NoteFault(fault, FaultKind::kPosition, row, position);
     return;
   }
   const int32_t half = rope.rope_dim / 2;
   for (int32_t i = threadIdx.x; i < params.num_heads * half; i += kThreads) {
     float* x = params.data + row * params.row_stride + (i / half) * params.head_stride;
-    const int32_t first = FirstOfPair(rope, i % half), second = SecondOfPair(rope, i % half);
-    const Pair rotated = Rotate(rope, position, i % half, {x[first], x[second]});
-    x[first] = rotated.a;
-    x[second] = rotated.b;
+    RotatePair(rope, position, 1.0f, i % half, x);
   }
 }
 
@@ -182,8 +99,13 @@ bool IsEntry(const StoreKvParams& params) {
   return params.norm_rope || params.index_key.dim > 0 || !CheckLatentFormat(params.pages).ok();
 }
 
+// What a block that stores has in shared memory.
+size_t RowBytes(const StoreKvParams& params) {
+  return sizeof(float) * static_cast<size_t>(params.kv_lora_rank + params.rope.rope_dim);
+}
+
 absl::Status CheckRank(const StoreKvParams& params) {
-  if (sizeof(float) * static_cast<size_t>(params.kv_lora_rank) <= kMaxSharedBytes - 1024) {
+  if (RowBytes(params) <= kMaxSharedBytes - 1024) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
@@ -197,8 +119,8 @@ absl::Status LaunchPrepare(const Launcher& launcher, const char* name, PrepareAr
   const LaunchShape shape{
       .grid = dim3(static_cast<uint32_t>(args.store.num_rows + args.rope.num_rows + absorbing)),
       .threads = kThreads,
-      .shared_bytes = std::max(sizeof(float) * static_cast<size_t>(args.store.kv_lora_rank),
-                               absorbing == 0 ? 0 : HeadStreamSharedBytes(args.absorb)),
+      .shared_bytes =
+          std::max(RowBytes(args.store), absorbing == 0 ? 0 : HeadStreamSharedBytes(args.absorb)),
       .early = true};
   if (absorbing == 0) return Launch(launcher, name, PrepareKernel<0>, shape, args);
   return HeadStreamTiles(args.absorb.num_rows) == kFewHeadStreamTiles
