@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -76,58 +77,58 @@ Cache MakeCache(KernelBench& bench, kernels::KvFormat format, int32_t num_slots)
 }
 
 // V3.2: kTopK latents.  V4 (kFp8SharedKv): a window of 128 entries and 512 chosen ones.
-struct DecodeCase {
-  int32_t batch = 1;
+struct AttendCase {
+  int32_t rows = 1;
   int32_t heads = 128;
   kernels::KvFormat format = kernels::KvFormat::kFp8Latent;
+  bool prefill = false;  // rows are of one sequence
   double bar_us = 0;
   double peer_us = 0;
 };
 
-void TimeDecode(KernelBench& bench, const DecodeCase& c) {
+void TimeAttention(KernelBench& bench, const AttendCase& c) {
   const bool shared_kv = c.format == kernels::KvFormat::kFp8SharedKv;
-  const std::string name = absl::StrCat("sparse b=", c.batch, " h=", c.heads,
-                                        shared_kv                                   ? " V4"
-                                        : c.format == kernels::KvFormat::kFp8Latent ? " fp8"
-                                                                                    : " bf16");
+  const std::string name =
+      absl::StrCat(c.prefill ? "sparse prefill " : "sparse b=", c.rows, " h=", c.heads,
+                   shared_kv                                   ? " V4"
+                   : c.format == kernels::KvFormat::kFp8Latent ? " fp8"
+                                                               : " bf16");
   const int32_t window = shared_kv ? 128 : 0;
   const int32_t chosen = shared_kv ? 512 : kTopK;
   const int32_t width = window + chosen;
   const int32_t dim = shared_kv ? kRank - kRope : kRank;
   if (!bench.Wants(name)) return;
   constexpr int32_t kKeys = 8192;  // of a sequence
-  const int32_t num_slots = std::max(c.batch, 16) * kKeys;
+  const int32_t num_seqs = c.prefill ? 1 : std::max(c.rows, 16);
+  const int32_t num_slots = num_seqs * kKeys;
   const Cache cache = MakeCache(bench, c.format, num_slots);
   std::mt19937 random(1);
-  constexpr int32_t kRotations = 4;
-  std::vector<int32_t> indices;
-  for (int32_t i = 0; i < kRotations * c.batch; ++i) {
-    std::vector<int32_t> keys(kKeys);
-    std::iota(keys.begin(), keys.end(), i % (num_slots / kKeys) * kKeys);
-    std::shuffle(keys.begin(), keys.end(), random);
-    keys.resize(width);
-    std::sort(keys.begin(), keys.begin() + window);
-    std::sort(keys.begin() + window, keys.end());
-    indices.insert(indices.end(), keys.begin(), keys.end());
+  const int32_t rotations = c.prefill ? 1 : 4;
+  std::vector<int32_t> indices, slots(kKeys);
+  for (int32_t i = 0; i < rotations * c.rows; ++i) {
+    std::iota(slots.begin(), slots.end(), i % num_seqs * kKeys);
+    for (const int32_t count : {window, chosen}) {
+      std::sample(slots.begin(), slots.end(), std::back_inserter(indices), count, random);
+    }
   }
   const int32_t* lists = bench.Upload(indices);
   const int64_t row_stride = int64_t{c.heads} * (kRank + kRope);
-  const float* q = bench.Floats(c.batch * row_stride, 0.1f);
-  float* out = bench.Floats(int64_t{c.batch} * c.heads * kRank);
+  const float* q = bench.Floats(c.rows * row_stride, 0.1f);
+  float* out = reinterpret_cast<float*>(bench.Bytes(4LL * c.rows * c.heads * kRank));
   kernels::AttentionBackend& attention = bench.backend().attention();
   std::byte* workspace =
-      bench.Bytes(attention.SparseDecodeWorkspaceBytes(c.batch, width, c.heads, kRank));
+      bench.Bytes(attention.SparseDecodeWorkspaceBytes(c.rows, width, c.heads, kRank));
   const float* sink = bench.Floats(c.heads);
   const double entry_bytes = cache.latents.entry_bytes;
   const double key_dim = dim + kRope;
   bench.Time({.name = name,
-              .bytes = c.batch * (width * entry_bytes + 4.0 * c.heads * (kRank + key_dim)),
-              .flops = 2.0 * c.batch * c.heads * width * (kRank + key_dim),
+              .bytes = c.rows * (width * entry_bytes + 4.0 * c.heads * (kRank + key_dim)),
+              .flops = 2.0 * c.rows * c.heads * width * (kRank + key_dim),
               .bar_us = c.bar_us,
               .peer_us = c.peer_us},
-             kRotations, [&](const kernels::LaunchContext& context, int32_t i) {
+             rotations, [&](const kernels::LaunchContext& context, int32_t i) {
                kernels::SparseDecodeParams params;
-               params.num_rows = c.batch;
+               params.num_rows = c.rows;
                params.num_heads = c.heads;
                params.dim = dim;
                params.rope_dim = kRope;
@@ -135,7 +136,7 @@ void TimeDecode(KernelBench& bench, const DecodeCase& c) {
                params.softmax_scale = 0.07f;
                const auto source = [&](int32_t first, int32_t count) -> kernels::SparseSource {
                  return {.pages = cache.latents,
-                         .indices = lists + int64_t{i} * c.batch * width + first,
+                         .indices = lists + int64_t{i} * c.rows * width + first,
                          .index_stride = width,
                          .width = count,
                          .num_slots = num_slots};
@@ -153,7 +154,8 @@ void TimeDecode(KernelBench& bench, const DecodeCase& c) {
                params.out_row_stride = int64_t{c.heads} * kRank;
                params.out_head_stride = kRank;
                params.workspace = workspace;
-               return attention.SparseDecode(context, params);
+               return c.prefill ? attention.SparsePrefill(context, params)
+                                : attention.SparseDecode(context, params);
              });
   bench.Free();
 }
@@ -287,15 +289,23 @@ void TimeHyperPre(KernelBench& bench, int32_t rows) {
 
 void TimeSparse(KernelBench& bench) {
   bench.Group("sparse decode, top-k 2048 of 8192 keys");
-  TimeDecode(bench, {.batch = 1});
-  TimeDecode(bench, {.batch = 16});
-  TimeDecode(bench, {.batch = 64, .bar_us = 105});
-  TimeDecode(bench, {.batch = 128, .bar_us = 205, .peer_us = 186});
-  TimeDecode(bench, {.batch = 64, .heads = 16});
-  TimeDecode(bench, {.batch = 128, .format = kernels::KvFormat::kBfloat16});
+  TimeAttention(bench, {.rows = 1});
+  TimeAttention(bench, {.rows = 16});
+  TimeAttention(bench, {.rows = 64, .bar_us = 105});
+  TimeAttention(bench, {.rows = 128, .bar_us = 205, .peer_us = 186});
+  TimeAttention(bench, {.rows = 64, .heads = 16});
+  TimeAttention(bench, {.rows = 128, .format = kernels::KvFormat::kBfloat16});
   constexpr kernels::KvFormat kV4 = kernels::KvFormat::kFp8SharedKv;
-  TimeDecode(bench, {.batch = 64, .heads = 64, .format = kV4, .bar_us = 35, .peer_us = 43.5});
-  TimeDecode(bench, {.batch = 128, .heads = 64, .format = kV4, .bar_us = 45, .peer_us = 45});
+  TimeAttention(bench, {.rows = 64, .heads = 64, .format = kV4, .bar_us = 35, .peer_us = 43.5});
+  TimeAttention(bench, {.rows = 128, .heads = 64, .format = kV4, .bar_us = 45, .peer_us = 45});
+  bench.Group("sparse prefill, top-k 2048 of 8192 keys");
+  TimeAttention(bench, {.rows = 4096, .prefill = true, .bar_us = 4800});
+  TimeAttention(bench, {.rows = 4096,
+                        .format = kernels::KvFormat::kBfloat16,
+                        .prefill = true,
+                        .bar_us = 4800,
+                        .peer_us = 4016});
+  TimeAttention(bench, {.rows = 4096, .heads = 64, .format = kV4, .prefill = true});
   bench.Group("lightning indexer, rows x keys");
   TimeIndexer(bench, {.rows = 1, .keys = 4096, .logits_peer_us = 3.56});
   TimeIndexer(bench, {.rows = 1, .keys = 32768, .logits_peer_us = 4.42});
