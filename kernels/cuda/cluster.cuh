@@ -27,6 +27,34 @@ __device__ inline uint32_t LoadFromRank(const uint32_t* shared, uint32_t rank) {
   return value;
 }
 
+// Addresses of a cluster's shared memory, which are numbers.
+using ClusterAddress = uint32_t;
+// Where the cluster's block `rank` has what `shared` is here; what lies further on lies as much
+// further on there.
+__device__ inline ClusterAddress AddressInRank(const void* shared, uint32_t rank) {
+  ClusterAddress address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))), "r"(rank));
+  return address;
+}
+// Stores 16 bytes in the background; they count towards `barrier` (bulk_copy.cuh), which is in the
+// same block.
+__device__ inline void StoreAsync(ClusterAddress to, const uint4& words, ClusterAddress barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];"
+      :
+      : "r"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w), "r"(barrier)
+      : "memory");
+}
+// Arrives at a barrier of any block, to say that something has been read; passes on no writes.
+__device__ inline void ArriveInCluster(ClusterAddress barrier) {
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];"
+               :
+               : "r"(barrier)
+               : "memory");
+}
+
 }  // namespace kernels::cuda
 
 #endif  // KERNELS_CUDA_CLUSTER_CUH_

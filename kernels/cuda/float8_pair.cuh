@@ -13,10 +13,15 @@ namespace kernels::cuda {
 // Four codes, the first in the lowest byte; each number 2^-120 of its value, also below the
 // smallest normal one.
 __device__ inline uint2 SpreadFloat8(uint32_t codes) {
-  const auto spread = [](uint32_t halves) {  // codes in the high bytes
-    return (halves >> 4 & 0x07f007f0u) | (halves & 0x80008000u);
+  // Codes in the odd bytes, the lower one's sign all over the byte between them: a shift by four
+  // then puts either code in its place, behind copies of its sign.
+  uint32_t low, high;
+  asm("prmt.b32 %0, %1, 0, 0x1804;" : "=r"(low) : "r"(codes));
+  asm("prmt.b32 %0, %1, 0, 0x3a24;" : "=r"(high) : "r"(codes));
+  const auto place = [](uint32_t halves) {
+    return static_cast<uint32_t>(static_cast<int32_t>(halves) >> 4) & 0x87f087f0u;
   };
-  return {spread(__byte_perm(codes, 0, 0x1404)), spread(__byte_perm(codes, 0, 0x3424))};
+  return {place(low), place(high)};
 }
 
 // Pairs of bf16 numbers, the first in the lower half.

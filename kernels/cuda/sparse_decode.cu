@@ -8,6 +8,7 @@
 #include "kernels/cuda/rotation.cuh"
 #include "kernels/cuda/sparse_latent.h"
 #include "kernels/cuda/sparse_list.h"
+#include "kernels/cuda/sparse_result.cuh"
 #include "kernels/scratch_carver.h"
 #include "status/status_macros.h"
 
@@ -39,11 +40,6 @@ struct Values {
   int64_t row_stride;  // elements
   int64_t head_stride;
 };
-
-// What a sink with this logit leaves of the values.
-__device__ float SinkFactor(float sink, float lse) {
-  return lse == -INFINITY ? 1.0f : 1.0f / (1.0f + expf(sink - lse));
-}
 
 // Grid: tiles of heads, rows.
 __global__ void __launch_bounds__(kAttentionThreads)

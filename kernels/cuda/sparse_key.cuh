@@ -18,10 +18,12 @@
 
 namespace kernels::cuda {
 
+inline constexpr int32_t kKeyLanes = 8;
+
 // A key's bytes.
 struct KeyPlace {
   const std::byte* values;
-  const std::byte* scales;  // where they stand apart
+  int32_t to_scales;  // bytes from there to the scales where they stand apart
 };
 
 inline constexpr uint32_t k2To120 = 0x7b807b80;  // a pair of bf16
@@ -39,22 +41,7 @@ __device__ inline uint4 MultiplyUnit(uint4 unit, uint32_t pair) {
 
 // A key in registers: of every box this lane's 8 values.  Eight lanes have a key.
 template <KvFormat kFormat, int32_t kBoxes>
-struct LaneKey {  // bf16
-  uint4 units[kBoxes];
-
-  __device__ void Load(const KeyPlace& place, int32_t lane) {
-#pragma unroll
-    for (int32_t box = 0; box < kBoxes; ++box) {
-      units[box] = __ldg(reinterpret_cast<const uint4*>(place.values) + 8 * box + lane);
-    }
-  }
-  // put(box, unit) for every box.
-  template <typename Put>
-  __device__ void Widen(const Put& put) const {
-#pragma unroll
-    for (int32_t box = 0; box < kBoxes; ++box) put(box, units[box]);
-  }
-};
+struct LaneKey;
 
 // fp8: boxes of codes, and the rotary values as they are.
 template <int32_t kBoxes>
@@ -125,7 +112,7 @@ struct LaneKey<KvFormat::kFp8SharedKv, kBoxes> {
 
   __device__ void Load(const KeyPlace& place, int32_t lane) {
     codes.Load(place.values, place.values + LaneCodes<kBoxes>::kCodes, lane);
-    scales = __ldg(reinterpret_cast<const uint2*>(place.scales));
+    scales = __ldg(reinterpret_cast<const uint2*>(place.values + place.to_scales));
   }
   template <typename Put>
   __device__ void Widen(const Put& put) const {
