@@ -28,7 +28,9 @@ constexpr int kBlockSize = 64;
 constexpr int kSharedBlocks = 16;  // a system prompt that every worker has
 constexpr int kDecisions = 20000;
 constexpr int64_t kEvents = 10'000'000;
-constexpr int kEventsPerFrame = 64;   // half of them stored, half removed
+constexpr int kEventsPerFrame = 64;  // half of them stored, half removed
+constexpr int kPromptBlocks = 32;    // predicted with each decision
+constexpr absl::Duration kBetweenDecisions = absl::Milliseconds(5);
 constexpr int kSnapshotEvents = 256;  // in a message, as worker/watch_streams.cc has it
 
 // Of this thread: what else runs on the machine does not count.
@@ -73,7 +75,9 @@ void TurnOver(router::PrefixIndex* index, absl::Span<const block_hash::BlockHash
     uint64_t seq = 0, oldest = 0, next = 0;  // its blocks are HashOf(worker << 40 | oldest .. next)
   };
   std::vector<Cache> caches(kWorkers);
-  std::vector<double> frame_times, lookup_times, swap_times;
+  std::vector<double> frame_times, lookup_times, predict_times, swap_times;
+  std::vector<block_hash::BlockHash> fresh(kPromptBlocks);
+  uint64_t decisions = 0;
   const auto fill = [&](int slot, bool restart) {
     Cache& cache = caches[slot];
     if (restart) {
@@ -112,9 +116,16 @@ void TurnOver(router::PrefixIndex* index, absl::Span<const block_hash::BlockHash
       frame_times.push_back(Since(start));
       seconds += frame_times.back() / 1e6;
     }
+    for (int i = 0; i < kPromptBlocks; ++i) {
+      fresh[i] = HashOf(uint64_t{kWorkers} << 40 | (decisions * kPromptBlocks + i));
+    }
+    now += kBetweenDecisions;
     const auto looking = CpuMicroseconds();
     index->Lookup(prompt, now);
     lookup_times.push_back(Since(looking));
+    const auto predicting = CpuMicroseconds();
+    index->Predict(static_cast<int>(decisions++ % kWorkers), fresh, kPromptBlocks, now);
+    predict_times.push_back(Since(predicting));
     const int64_t round = events / (kWorkers * kEventsPerFrame);
     if (round % 50 == 0) fill(static_cast<int>(round / 50 % kWorkers), round % 100 == 0);
     if (events % (kEvents / 5) < kWorkers * kEventsPerFrame) {
@@ -128,6 +139,7 @@ void TurnOver(router::PrefixIndex* index, absl::Span<const block_hash::BlockHash
   Print("frame", &frame_times);
   Print("swap", &swap_times);
   Print("lookup", &lookup_times);
+  Print("predict", &predict_times);
 }
 
 }  // namespace

@@ -66,20 +66,19 @@ void PrefixIndex::DropWorker(WorkerSlot slot) {
   Worker& worker = workers_[slot];
   Retire(worker.view);
   Retire(worker.staged);
-  std::vector<Prediction> predictions;
-  for (const auto& [prediction, until] : predicted_) {
-    if (prediction.first == slot) predictions.push_back(prediction);
+  for (size_t part = 0; part < kPredictedParts; ++part) {
+    for (const auto& [hash, until] : worker.predicted.TakePart(part)) {
+      Unmark(hash, &Holders::predicted, slot);
+    }
   }
-  for (const Prediction& prediction : predictions) Forget(prediction);
   worker = Worker();
 }
 
 void PrefixIndex::Unmark(const BlockHash& hash, Bits Holders::*bits, int32_t number) {
-  HoldersOf& part = PartFor(hash);
-  const auto it = part.find(hash);
-  if (it == part.end()) return;
-  ClearBit(&(it->second.*bits), number);
-  if (it->second.empty()) part.erase(it);
+  holders_.EraseIf(hash, [&](Holders& holders) {
+    ClearBit(&(holders.*bits), number);
+    return holders.empty();
+  });
 }
 
 PrefixIndex::ViewNumber PrefixIndex::NewView(WorkerSlot owner) {
@@ -99,40 +98,41 @@ void PrefixIndex::Retire(ViewNumber number) {
   view.owner = -1;
   num_entries_ -= view.blocks.size();
   num_retired_ += view.blocks.size();
-  retired_.push_back({number, view.blocks.cbegin()});
+  retired_.push_back({.number = number});
 }
 
 void PrefixIndex::Sweep(size_t entries) {
-  for (size_t i = 0; i < entries && !retired_.empty(); ++i) {
+  for (size_t swept = 0; swept < entries && !retired_.empty();) {
     Retired& retired = retired_.front();
-    Blocks& blocks = views_[retired.number].blocks;
-    if (retired.next == blocks.cend()) {
-      blocks = Blocks();
+    if (retired.next_part == kBlockParts) {
       free_views_.push_back(retired.number);
       retired_.pop_front();
       continue;
     }
-    Unmark(retired.next->first, &Holders::announced, retired.number);
-    ++retired.next;
-    --num_retired_;
+    const Blocks::Part part = views_[retired.number].blocks.TakePart(retired.next_part++);
+    for (const auto& [hash, resumable] : part) {
+      Unmark(hash, &Holders::announced, retired.number);
+    }
+    num_retired_ -= part.size();
+    swept += part.size();
   }
 }
 
 void PrefixIndex::Store(ViewNumber number, size_t max_blocks, const Event& event) {
   Blocks& blocks = views_[number].blocks;
-  if (const auto it = blocks.find(event.hash); it != blocks.end()) {
-    it->second = event.resumable;
+  if (bool* const resumable = blocks.Find(event.hash); resumable != nullptr) {
+    *resumable = event.resumable;
     return;
   }
   // A worker that announces more blocks than it has is wrong; it must not cost us memory.
   if (blocks.size() >= max_blocks) return;
   blocks[event.hash] = event.resumable;
-  SetBit(&PartFor(event.hash)[event.hash].announced, number);
+  SetBit(&holders_[event.hash].announced, number);
   ++num_entries_;
 }
 
 void PrefixIndex::Remove(ViewNumber number, const BlockHash& hash) {
-  if (views_[number].blocks.erase(hash) == 0) return;
+  if (!views_[number].blocks.Erase(hash)) return;
   Unmark(hash, &Holders::announced, number);
   --num_entries_;
 }
@@ -206,47 +206,43 @@ uint64_t PrefixIndex::next_seq(WorkerSlot slot) const {
   return slot < static_cast<WorkerSlot>(workers_.size()) ? workers_[slot].last_seq + 1 : 1;
 }
 
-void PrefixIndex::Forget(const Prediction& prediction) {
-  predicted_.erase(prediction);
-  Unmark(prediction.second, &Holders::predicted, prediction.first);
-}
-
 void PrefixIndex::ExpirePredictions(absl::Time now) {
-  while (!predicted_order_.empty() && (predicted_order_.front().first <= now ||
+  while (!predicted_order_.empty() && (predicted_order_.front().until <= now ||
                                        predicted_order_.size() > options_.max_predicted)) {
-    const auto [until, prediction] = predicted_order_.front();
+    const Prediction oldest = predicted_order_.front();
     predicted_order_.pop_front();
-    const auto it = predicted_.find(prediction);
     // Renewed predictions have a later entry in the order.
-    if (it != predicted_.end() && it->second.time == until) Forget(prediction);
+    const auto is_over = [&](const Until& until) { return until.time == oldest.until; };
+    if (workers_[oldest.slot].predicted.EraseIf(oldest.hash, is_over)) {
+      Unmark(oldest.hash, &Holders::predicted, oldest.slot);
+    }
   }
 }
 
 void PrefixIndex::Predict(WorkerSlot slot, absl::Span<const BlockHash> chain, size_t reusable,
                           absl::Time now) {
   if (slot >= static_cast<WorkerSlot>(workers_.size()) || !workers_[slot].present) return;
-  const Worker& worker = workers_[slot];
+  Worker& worker = workers_[slot];
   const Blocks& blocks = views_[worker.view].blocks;
   const absl::Time until = now + options_.predicted_ttl;
   for (size_t i = 0; i < chain.size(); ++i) {
     const bool resumable = !worker.keeps_state || i + 1 == reusable;
-    const auto known = blocks.find(chain[i]);
-    if (known != blocks.end() && (!resumable || known->second)) continue;
-    const Prediction prediction(slot, chain[i]);
-    Until& entry = predicted_.try_emplace(prediction, Until{until, false}).first->second;
+    const bool* const known = blocks.Find(chain[i]);
+    if (known != nullptr && (!resumable || *known)) continue;
+    Until& entry = worker.predicted[chain[i]];
     entry = {until, entry.resumable || resumable};  // of another prompt's, still to come
-    predicted_order_.emplace_back(until, prediction);
-    SetBit(&PartFor(chain[i])[chain[i]].predicted, slot);
+    predicted_order_.push_back({until, slot, chain[i]});
+    SetBit(&holders_[chain[i]].predicted, slot);
   }
   ExpirePredictions(now);
 }
 
 bool PrefixIndex::Resumable(WorkerSlot slot, const BlockHash& hash) const {
-  const Blocks& blocks = views_[workers_[slot].view].blocks;
-  const auto known = blocks.find(hash);
-  if (known != blocks.end() && known->second) return true;
-  const auto predicted = predicted_.find(Prediction(slot, hash));
-  return predicted != predicted_.end() && predicted->second.resumable;
+  const Worker& worker = workers_[slot];
+  const bool* const known = views_[worker.view].blocks.Find(hash);
+  if (known != nullptr && *known) return true;
+  const Until* const predicted = worker.predicted.Find(hash);
+  return predicted != nullptr && predicted->resumable;
 }
 
 std::vector<int32_t> PrefixIndex::Lookup(absl::Span<const BlockHash> chain, absl::Time now) {
@@ -262,12 +258,7 @@ std::vector<int32_t> PrefixIndex::Lookup(absl::Span<const BlockHash> chain, absl
     any = true;
   }
   for (size_t i = 0; any && i <= chain.size(); ++i) {
-    const Holders* holders = nullptr;
-    if (i < chain.size()) {
-      const HoldersOf& part = PartFor(chain[i]);
-      const auto it = part.find(chain[i]);
-      if (it != part.end()) holders = &it->second;
-    }
+    const Holders* const holders = i < chain.size() ? holders_.Find(chain[i]) : nullptr;
     any = false;
     for (size_t word = 0; word < alive.size(); ++word) {
       const uint64_t has = holders == nullptr ? 0 : Word(holders->announced, word);
@@ -289,15 +280,16 @@ std::vector<int32_t> PrefixIndex::Lookup(absl::Span<const BlockHash> chain, absl
 }
 
 size_t PrefixIndex::approximate_bytes() const {
-  size_t bytes = predicted_.capacity() * (sizeof(Prediction) + sizeof(Until) + 1) +
-                 predicted_order_.size() * sizeof(predicted_order_[0]);
-  for (const HoldersOf& part : holders_) {
-    bytes += part.capacity() * (sizeof(HoldersOf::value_type) + 1);
-  }
-  for (const View& view : views_) {
-    bytes += view.blocks.capacity() * (sizeof(Blocks::value_type) + 1);
-  }
+  size_t bytes = predicted_order_.size() * sizeof(Prediction) + holders_.approximate_bytes();
+  for (const Worker& worker : workers_) bytes += worker.predicted.approximate_bytes();
+  for (const View& view : views_) bytes += view.blocks.approximate_bytes();
   return bytes;
+}
+
+size_t PrefixIndex::num_predicted() const {
+  size_t predicted = 0;
+  for (const Worker& worker : workers_) predicted += worker.predicted.size();
+  return predicted;
 }
 
 int64_t PrefixIndex::num_untrusted(absl::Time now) const {

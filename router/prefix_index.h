@@ -7,25 +7,24 @@
 // bounded by number and time, so the index is bounded.
 //
 // No worker's news keeps the others waiting: what it had before a snapshot, a clearing or a restart
-// goes out of sight at once and out of the map little by little, a few entries with each call.
+// goes out of sight at once and out of the map little by little, a few entries with each call, and
+// no table is so large that its growth takes long (hash_parts.h).
 //
 // Owned by the loop's thread.  Times are EventLoop::Now().
 
 #ifndef ROUTER_PREFIX_INDEX_H_
 #define ROUTER_PREFIX_INDEX_H_
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "block_hash/block_hash.h"
+#include "router/hash_parts.h"
 
 namespace router {
 
@@ -86,7 +85,7 @@ class PrefixIndex final {
   // For metrics.
   size_t num_entries() const { return num_entries_; }  // (worker, block) pairs announced
   size_t num_retired() const { return num_retired_; }  // those out of sight, not out of memory yet
-  size_t num_predicted() const { return predicted_.size(); }
+  size_t num_predicted() const;
   size_t approximate_bytes() const;
   int64_t num_gaps() const { return num_gaps_; }
   int64_t num_snapshots() const { return num_snapshots_; }
@@ -97,22 +96,27 @@ class PrefixIndex final {
   using Bits = absl::InlinedVector<uint64_t, 2>;
   // What one worker has told of its blocks since it was last empty.  The number of its view marks a
   // worker's blocks in `holders_`; another view, another number.
-  using ViewNumber = int32_t;                                       // -1: none
-  using Blocks = absl::flat_hash_map<block_hash::BlockHash, bool>;  // is it resumable?
+  using ViewNumber = int32_t;  // -1: none
+  static constexpr size_t kBlockParts = 32;
+  using Blocks = HashParts<bool, kBlockParts>;  // is it resumable?
   struct View {
     WorkerSlot owner = -1;  // -1: free, or retired
     Blocks blocks;
   };
   struct Retired {
     ViewNumber number;
-    Blocks::const_iterator next;  // not out of `holders_` yet
+    size_t next_part = 0;  // of its blocks: not out of `holders_` yet
   };
   struct Holders {
     Bits announced;  // by view
     Bits predicted;  // by slot
     bool empty() const;
   };
-  using HoldersOf = absl::flat_hash_map<block_hash::BlockHash, Holders>;
+  static constexpr size_t kPredictedParts = 16;
+  struct Until {
+    absl::Time time;
+    bool resumable = false;
+  };
   struct Worker {
     bool present = false;
     std::string epoch;
@@ -123,17 +127,17 @@ class PrefixIndex final {
     ViewNumber view = -1;
     ViewNumber staged = -1;   // the snapshot being read
     uint64_t staged_seq = 0;  // its number
+    HashParts<Until, kPredictedParts> predicted;
   };
-  using Prediction = std::pair<WorkerSlot, block_hash::BlockHash>;
-  struct Until {
-    absl::Time time;
-    bool resumable = true;
+  struct Prediction {
+    absl::Time until;
+    WorkerSlot slot;
+    block_hash::BlockHash hash;
   };
 
   bool Trusted(const Worker& worker, absl::Time now) const;
   // Of a block that the worker has, or soon will.
   bool Resumable(WorkerSlot slot, const block_hash::BlockHash& hash) const;
-  HoldersOf& PartFor(const block_hash::BlockHash& hash) { return holders_[hash.bytes[0]]; }
   // Takes the mark out; the block's entry too when it was the last one.
   void Unmark(const block_hash::BlockHash& hash, Bits Holders::*bits, int32_t number);
   ViewNumber NewView(WorkerSlot owner);
@@ -143,18 +147,15 @@ class PrefixIndex final {
   void Remove(ViewNumber number, const block_hash::BlockHash& hash);
   void ApplySnapshot(WorkerSlot slot, const Frame& frame);
   void ApplyEvents(WorkerSlot slot, const Frame& frame);
-  void Forget(const Prediction& prediction);
   void ExpirePredictions(absl::Time now);
 
   const Options options_;
   std::vector<Worker> workers_;  // by slot
-  std::deque<View> views_;       // by number; iterators into one outlive additions
+  std::deque<View> views_;       // by number
   std::vector<ViewNumber> free_views_;
   std::deque<Retired> retired_;
-  // In parts, by a byte of the hash: one that grows or is tidied up copies only itself.
-  std::array<HoldersOf, 256> holders_;
-  absl::flat_hash_map<Prediction, Until> predicted_;
-  std::deque<std::pair<absl::Time, Prediction>> predicted_order_;  // a renewed one is in it twice
+  HashParts<Holders, 1024> holders_;
+  std::deque<Prediction> predicted_order_;  // by `until`; a renewed one is in it twice
   size_t num_entries_ = 0;
   size_t num_retired_ = 0;
   int64_t num_gaps_ = 0;
