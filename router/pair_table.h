@@ -38,7 +38,9 @@ class PairTable final {
 
   // Why blocks of `prefill` cannot go to `decode`, with the values of both; empty if they can.
   const std::string& why(WorkerSlot prefill, WorkerSlot decode) const;
-  bool fits(WorkerSlot prefill, WorkerSlot decode) const { return why(prefill, decode).empty(); }
+  bool fits(WorkerSlot prefill, WorkerSlot decode) const {
+    return why_.empty() || why(prefill, decode).empty();
+  }
 
  private:
   std::vector<Worker> workers_;  // by slot

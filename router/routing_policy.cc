@@ -97,17 +97,17 @@ double DecodeCostMs(const WorkerView& decode, const RequestView& request) {
 // Among the options that are as good as the best: those with the most of the prompt in their cache
 // (a hit costs nobody anything), and of two random ones of these the one that was chosen less
 // lately.
-const Option& BreakTies(const std::vector<Option>& options, PolicyState* state) {
+const Option& BreakTies(absl::Span<const Option* const> options, PolicyState* state) {
   double best = std::numeric_limits<double>::infinity();
-  for (const Option& option : options) best = std::min(best, option.score);
+  for (const Option* option : options) best = std::min(best, option->score);
   int32_t most_cached = 0;
   std::vector<const Option*> equal;
-  for (const Option& option : options) {
-    if (option.score > best * kTieRatio && option.score > best + kTieMs) continue;
-    if (option.cached_tokens > most_cached) equal.clear();
-    if (option.cached_tokens < most_cached) continue;
-    most_cached = option.cached_tokens;
-    equal.push_back(&option);
+  for (const Option* option : options) {
+    if (option->score > best * kTieRatio && option->score > best + kTieMs) continue;
+    if (option->cached_tokens > most_cached) equal.clear();
+    if (option->cached_tokens < most_cached) continue;
+    most_cached = option->cached_tokens;
+    equal.push_back(option);
   }
   const size_t first = state->random() % equal.size();
   if (equal.size() == 1) return *equal[first];
@@ -116,51 +116,66 @@ const Option& BreakTies(const std::vector<Option>& options, PolicyState* state) 
   return equal[second]->recent < equal[first]->recent ? *equal[second] : *equal[first];
 }
 
-// The best prefill worker that may send to `decode`; -1 in the choice when there is none with room.
+const Option& BreakTies(const std::vector<Option>& options, PolicyState* state) {
+  std::vector<const Option*> all;
+  for (const Option& option : options) all.push_back(&option);
+  return BreakTies(all, state);
+}
+
+// Of the prefill workers that may send to a decode worker the best.  What one costs is the same
+// whoever decodes: it is computed once.
 class PrefillPicker {
  public:
   PrefillPicker(Policy policy, const RequestView& request, absl::Span<const WorkerView> workers,
                 const PairBlocked& blocked, PolicyState* state)
-      : policy_(policy), request_(request), workers_(workers), blocked_(blocked), state_(state) {}
+      : policy_(policy), blocked_(blocked), state_(state) {
+    for (int32_t p = 0; p < static_cast<int32_t>(workers.size()); ++p) {
+      const WorkerView& worker = workers[p];
+      if (!worker.is_prefill || !HoldsLength(worker, request)) continue;
+      candidates_.push_back({.option = {.choice = {.prefill = p},
+                                        .score = Score(worker, request),
+                                        .cached_tokens = worker.cached_tokens,
+                                        .recent = worker.recent_assignments},
+                             .has_room = CanPrefillMore(worker)});
+    }
+  }
 
   struct Result {
     Feasibility feasibility = Feasibility::kNever;
     Option option;
   };
-  Result PickFor(int32_t decode) const {
+  Result PickFor(int32_t decode) {
     Result result;
-    std::vector<Option> options;
-    for (int32_t p = 0; p < static_cast<int32_t>(workers_.size()); ++p) {
-      const WorkerView& worker = workers_[p];
-      if (!worker.is_prefill || !HoldsLength(worker, request_) || blocked_(p, decode)) {
-        continue;
-      }
+    open_.clear();
+    for (const Candidate& candidate : candidates_) {
+      if (blocked_(candidate.option.choice.prefill, decode)) continue;
       if (result.feasibility == Feasibility::kNever) result.feasibility = Feasibility::kLater;
-      if (!CanPrefillMore(worker)) continue;
+      if (!candidate.has_room) continue;
       result.feasibility = Feasibility::kNow;
-      options.push_back({.choice = {.prefill = p, .decode = decode},
-                         .score = Score(p),
-                         .cached_tokens = worker.cached_tokens,
-                         .recent = worker.recent_assignments});
+      open_.push_back(&candidate.option);
     }
-    if (options.empty()) return result;
-    result.option = policy_ == Policy::kRoundRobin ? options[state_->turn % options.size()]
-                                                   : BreakTies(options, state_);
+    if (open_.empty()) return result;
+    result.option = policy_ == Policy::kRoundRobin ? *open_[state_->turn % open_.size()]
+                                                   : BreakTies(open_, state_);
+    result.option.choice.decode = decode;
     return result;
   }
 
  private:
-  double Score(int32_t p) const {
-    const WorkerView& worker = workers_[p];
+  struct Candidate {
+    Option option;
+    bool has_room = false;
+  };
+  double Score(const WorkerView& worker, const RequestView& request) const {
     if (policy_ != Policy::kCost) return PrefillQueueMs(worker);
-    return PrefillQueueMs(worker) + CapacityMs(worker, request_) + PrefillMs(worker, request_);
+    return PrefillQueueMs(worker) + CapacityMs(worker, request) + PrefillMs(worker, request);
   }
 
   const Policy policy_;
-  const RequestView& request_;
-  const absl::Span<const WorkerView> workers_;
   const PairBlocked& blocked_;
   PolicyState* const state_;
+  std::vector<Candidate> candidates_;
+  std::vector<const Option*> open_;  // scratch of PickFor
 };
 
 void Improve(Feasibility found, Feasibility* result) {
@@ -216,7 +231,7 @@ Decision Choose(const PolicyOptions& options, const RequestView& request,
                 absl::Span<const WorkerView> workers, const PairBlocked& blocked,
                 PolicyState* state) {
   Decision decision;
-  const PrefillPicker picker(options.policy, request, workers, blocked, state);
+  PrefillPicker picker(options.policy, request, workers, blocked, state);
   std::vector<Option> candidates;
   for (int32_t d = 0; d < static_cast<int32_t>(workers.size()); ++d) {
     const WorkerView& decode = workers[d];
