@@ -178,7 +178,7 @@ void BatchRunner::AddChunk(LaunchedStep& step, Branch& branch, int32_t num_token
   const bool last = seq.num_computed + num_tokens == static_cast<int32_t>(seq.tokens.size());
   const int32_t sample = builder_->Add(seq, num_tokens, absorbed, /*sample=*/last);
   step.uses.push_back({&branch, seq.num_computed, sample,
-                       snapshots_.Take(seq, /*decoding=*/false, *builder_, *pool_)});
+                       snapshots_.Take(seq, /*decoding=*/false, *builder_, *pool_), num_tokens});
   ++branch.in_flight;
   step.prefill_tokens += num_tokens;
   if (!last) return;
@@ -244,13 +244,7 @@ absl::Status BatchRunner::CollectOldest() {
   LaunchedStep step = std::move(launched_.front());
   launched_.pop_front();
   ASSIGN_OR_RETURN(const engine::StepResult result, engine_->Collect(step.handle));
-  ++stats_.steps;
-  stats_.step_ms = stats_.steps == 1
-                       ? result.step_ms
-                       : (1 - kStepMsWeight) * stats_.step_ms + kStepMsWeight * result.step_ms;
-  stats_.last_step_ms = result.step_ms;
-  stats_.last_prefill_tokens = step.prefill_tokens;
-  stats_.last_decode_tokens = step.decode_tokens;
+  CountTime(step, result.step_ms);
 
   // Index before anyone may retire: what this step wrote is good for others too.
   for (const LaunchedStep::Use& use : step.uses) {
@@ -280,6 +274,23 @@ absl::Status BatchRunner::CollectOldest() {
   if (pool_->state_slots() != nullptr) pool_->state_slots()->Release(step.release_slots_after);
   DropUnused();
   return absl::OkStatus();
+}
+
+void BatchRunner::CountTime(const LaunchedStep& step, double step_ms) {
+  const auto average = [step_ms](double* value) {
+    *value = *value == 0 ? step_ms : (1 - kStepMsWeight) * *value + kStepMsWeight * step_ms;
+  };
+  ++stats_.steps;
+  average(&stats_.step_ms);
+  stats_.last_step_ms = step_ms;
+  stats_.last_prefill_tokens = step.prefill_tokens;
+  stats_.last_decode_tokens = step.decode_tokens;
+  if (step.prefill_tokens == 0) return average(&stats_.decode_step_ms);
+  const double decoding_ms = step.decode_tokens > 0 ? stats_.decode_step_ms : 0;
+  const double chunks_ms = std::max(0.0, step_ms - decoding_ms);
+  for (const LaunchedStep::Use& use : step.uses) {
+    use.branch->prefill_ms += chunks_ms * use.prefill_tokens / step.prefill_tokens;
+  }
 }
 
 void BatchRunner::DropUnused() {

@@ -68,8 +68,9 @@ class BatchRunner final {
   struct Stats {
     int64_t steps = 0;
     int64_t preemptions = 0;
-    int64_t surplus_rows = 0;  // computed for a branch that had ended
-    double step_ms = 0;        // moving average
+    int64_t surplus_rows = 0;   // computed for a branch that had ended
+    double step_ms = 0;         // moving average
+    double decode_step_ms = 0;  // moving average of those without chunks; 0: there was none
     double last_step_ms = 0;
     int32_t last_prefill_tokens = 0;
     int32_t last_decode_tokens = 0;
@@ -86,6 +87,7 @@ class BatchRunner final {
       int32_t num_written;  // tokens of it that are in the cache after this step; 0: a sample only
       int32_t sample;       // index, or -1
       engine::PendingSnapshot snapshot = {};
+      int32_t prefill_tokens = 0;
     };
     std::vector<Use> uses;
     std::vector<engine::BlockId> release_after;       // sources of copy-on-write
@@ -105,6 +107,7 @@ class BatchRunner final {
   bool MakeRoom(const LaunchedStep& step, const Branch& branch);
   void Preempt(Branch& branch);
   absl::Status CollectOldest();
+  void CountTime(const LaunchedStep& step, double step_ms);
   void DropUnused();
 
   engine::Engine* const engine_;

@@ -57,6 +57,7 @@ void DropBlocks(Branch& branch, engine::BlockPool& pool) {
   LeaveTail(branch);
   engine::ReleaseBlocks(branch.seq, pool);
   for (Branch* fork : branch.forks) engine::ReleaseBlocks(fork->seq, pool);
+  branch.prefill_ms = 0;
   branch.seq.num_computed = 0;
   branch.seq.num_indexed = 0;
   branch.seq.pending_sample = -1;

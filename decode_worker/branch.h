@@ -36,8 +36,9 @@ struct Branch {
   int32_t index = 0;     // 0: the trunk
   engine::Sequence seq;
   BranchState state = BranchState::kIdle;
-  int32_t in_flight = 0;       // launched, uncollected steps that read or write its blocks or slot
-  bool seated = false;         // counts against the batch's size (admission.h)
+  double prefill_ms = 0;  // of steps' time, without that of decoding, its chunks' share by tokens
+  int32_t in_flight = 0;  // launched, uncollected steps that read or write its blocks or slot
+  bool seated = false;    // counts against the batch's size (admission.h)
   std::vector<Branch*> forks;  // of a trunk that has not forked yet
   // Not null while the partial last block is shared: how many share it.
   std::shared_ptr<int32_t> tail_sharers;

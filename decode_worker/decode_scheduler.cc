@@ -252,7 +252,10 @@ void DecodeScheduler::StartLocal(Request& request, Branch& branch,
 void DecodeScheduler::OnSample(Branch& branch, const kernels::SampleResult& sample) {
   Request& request = *requests_.at(branch.serial);
   const FinishReason finish = FinishOf(branch.seq);
-  if (request.usage.output_tokens++ == 0) request.first_token_at = Clock::now();
+  if (request.usage.output_tokens++ == 0) {
+    request.first_token_at = Clock::now();
+    request.usage.prefill_ms = branch.prefill_ms;  // the trunk's: its sample comes first
+  }
   const bool taken = request.sink->OnToken({.branch = branch.index,
                                             .sample = sample,
                                             .num_logprobs = branch.seq.sampling.num_logprobs,

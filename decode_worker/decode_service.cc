@@ -114,6 +114,7 @@ class DecodeStream final : public grpc::ServerWriteReactor<DecodeEvent>,
         done->set_computed_tokens(static_cast<uint32_t>(usage.computed_tokens));
         done->set_kv_bytes_received(usage.kv_bytes_received);
         done->set_wait_ms(usage.wait_ms);
+        done->set_prefill_ms(usage.prefill_ms);
       } else {
         stuck = unread_tokens_ >= kMaxUnreadTokens;
         waiting_.clear();

@@ -53,7 +53,8 @@ struct RequestUsage {
   int64_t output_tokens = 0;    // over all branches
   int32_t preemptions = 0;      // of its branches, each computed again later
   uint64_t kv_bytes_received = 0;
-  double wait_ms = 0;  // accepted .. blocks confirmed, or local prefill begun
+  double wait_ms = 0;     // accepted .. blocks confirmed, or local prefill begun
+  double prefill_ms = 0;  // of computed_tokens: Branch
 };
 
 // Where a request's answer goes.  Called by the scheduler thread; must not block.

@@ -15,6 +15,7 @@ ChunkStep::ChunkStep(const model::StepLimits& limits, const engine::SnapshotPoli
 bool ChunkStep::Build(int64_t step_id, absl::Span<PrefillRequest* const> requests,
                       int32_t chunk_tokens) {
   requests_.clear();
+  rows_.clear();
   ends_.clear();
   pending_.clear();
   samples_.clear();
@@ -30,8 +31,10 @@ bool ChunkStep::Build(int64_t step_id, absl::Span<PrefillRequest* const> request
 }
 
 void ChunkStep::Add(PrefillRequest& request, int32_t& budget) {
+  const int32_t before = budget;
   if (budget == 0 || builder_.free_seqs() == 0 || !AddRows(request, budget)) return;
   requests_.push_back(&request);
+  rows_.push_back(before - budget);
   ends_.push_back(request.seq.num_computed);
   pending_.push_back(snapshots_.Take(request.seq, /*decoding=*/false, builder_, *pool_));
   ++request.steps_in_flight;
@@ -109,6 +112,7 @@ void ChunkStep::Collected(const engine::StepResult& result) {
   for (size_t i = 0; i < requests_.size(); ++i) {
     --requests_[i]->steps_in_flight;
     requests_[i]->num_collected = std::max(requests_[i]->num_collected, ends_[i]);
+    requests_[i]->prefill_ms += result.step_ms * rows_[i] / num_tokens();
   }
   for (size_t i = 0; i < samples_.size(); ++i) {
     const Sample& sample = samples_[i];

@@ -69,6 +69,7 @@ class ChunkStep final {
   model::StepPlan plan_;
   engine::PlanBuilder builder_;
   std::vector<PrefillRequest*> requests_;
+  std::vector<int32_t> rows_;                     // of this step, beside requests_
   std::vector<int32_t> ends_;                     // num_computed after this step, beside requests_
   std::vector<engine::PendingSnapshot> pending_;  // beside requests_
   std::vector<Sample> samples_;                   // by sample index

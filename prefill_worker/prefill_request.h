@@ -30,6 +30,7 @@ struct PrefillSummary {
   std::string transport;
   absl::Duration transfer;
   absl::Duration compute;
+  double prefill_ms = 0;
   absl::Duration queue;
 };
 
@@ -65,6 +66,7 @@ struct PrefillRequest {
   int32_t num_collected = 0;
   int32_t num_exported = 0;  // blocks whose bytes a transport can see
   int32_t steps_in_flight = 0;
+  double prefill_ms = 0;    // its share of the steps' time, by tokens
   int32_t next_branch = 0;  // to be sampled
   std::vector<FirstToken> first_tokens;
   absl::Time start_time;

@@ -33,6 +33,7 @@ void FillDone(const PrefillSummary& summary, ferry::v1::PrefillDone* done) {
   done->set_transfer_ms(absl::ToDoubleMilliseconds(summary.transfer));
   done->set_compute_ms(absl::ToDoubleMilliseconds(summary.compute));
   done->set_queue_ms(absl::ToDoubleMilliseconds(summary.queue));
+  done->set_prefill_ms(summary.prefill_ms);
 }
 
 class StreamSink final : public PrefillSink {

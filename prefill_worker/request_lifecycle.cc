@@ -177,6 +177,7 @@ PrefillSummary PrefillScheduler::Summary(const Request& request, const SendResul
   summary.transfer = result.duration;
   summary.queue = request.start_time - request.arrived;
   summary.compute = request.computed_time - request.start_time;
+  summary.prefill_ms = request.prefill_ms;
   return summary;
 }
 

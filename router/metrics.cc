@@ -104,6 +104,9 @@ class PrometheusMetrics final : public RouterMetrics {
         worker_state_(Gauges(r, "ferry_router_worker_state", "1 for the state a worker is in")),
         breaker_state_(
             Gauges(r, "ferry_router_breaker_state", "1 for the state of a worker's breaker")),
+        prefill_slowdown_(Gauges(r, "ferry_router_prefill_slowdown",
+                                 "How much longer a worker computes prompts than it said at its "
+                                 "start, as the routing cost has it")),
         tenant_requests_(Gauges(r, "ferry_router_tenant_requests",
                                 "Requests by tenant that has limits of its own")),
         config_(Gauges(r, "ferry_config_seconds", "Configured times")) {}
@@ -165,6 +168,9 @@ class PrometheusMetrics final : public RouterMetrics {
   void SetBreakerState(const std::string& worker, const std::string& state) override {
     ShowState(&breaker_state_, worker, {{"worker", worker}, {"state", state}});
   }
+  void SetPrefillSlowdown(const std::string& worker, double slowdown) override {
+    prefill_slowdown_.Add({{"worker", worker}}).Set(slowdown);
+  }
   void SetTenant(const std::string& tenant, int64_t running, int64_t queued) override {
     tenant_requests_.Add({{"tenant", tenant}, {"state", "running"}})
         .Set(static_cast<double>(running));
@@ -180,6 +186,7 @@ class PrometheusMetrics final : public RouterMetrics {
       current_state_.erase(it);
     }
     breaker_opened_.Remove(&breaker_opened_.Add({{"worker", worker}}));
+    prefill_slowdown_.Remove(&prefill_slowdown_.Add({{"worker", worker}}));
   }
   void SetConfigSeconds(const std::string& name, absl::Duration value) override {
     config_.Add({{"name", name}}).Set(absl::ToDoubleSeconds(value));
@@ -227,6 +234,7 @@ class PrometheusMetrics final : public RouterMetrics {
   Counter& spans_dropped_;
   Family<Gauge>& worker_state_;
   Family<Gauge>& breaker_state_;
+  Family<Gauge>& prefill_slowdown_;
   Family<Gauge>& tenant_requests_;
   Family<Gauge>& config_;
   std::mutex mutex_;  // guards current_state_

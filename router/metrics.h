@@ -67,6 +67,8 @@ class RouterMetrics {
                               const std::string& state) = 0;
   // It has been removed: nothing is said of it any more.
   virtual void ForgetWorker(const std::string& worker) = 0;
+  // Observed over stated time to compute a prompt.
+  virtual void SetPrefillSlowdown(const std::string& worker, double slowdown) = 0;
   virtual void SetBreakerState(const std::string& worker, const std::string& state) = 0;
   // `tenant`: one with limits of its own, or "other" for all others together.
   virtual void SetTenant(const std::string& tenant, int64_t running, int64_t queued) = 0;

@@ -181,6 +181,7 @@ void Router::WriteGauges() {
     if (link.state() == LinkState::kGone) continue;
     metrics_->SetWorkerState(link.address(), LinkRoleName(link.facts().role),
                              LinkStateName(link.state()));
+    metrics_->SetPrefillSlowdown(link.address(), registry_->prefill_slowdown(link, now));
     metrics_->SetBreakerState(link.address(),
                               BreakerStateName(breakers_.state(slot, link.facts().epoch, now)));
   }

@@ -215,7 +215,7 @@ int32_t GrowthBlocks(const RequestView& request, int32_t block_size) {
 double PrefillQueueMs(const WorkerView& worker) {
   const double rate = worker.prefill_tokens_per_s > 0 ? worker.prefill_tokens_per_s
                                                       : kDefaultPrefillTokensPerSecond;
-  return 1e3 * worker.waiting_tokens / rate;
+  return 1e3 * worker.prefill_slowdown * worker.waiting_tokens / rate;
 }
 
 double PrefillMs(const WorkerView& worker, const RequestView& request) {
@@ -223,8 +223,9 @@ double PrefillMs(const WorkerView& worker, const RequestView& request) {
                                                       : kDefaultPrefillTokensPerSecond;
   const double n = request.prompt_tokens;
   const double computed = n - worker.cached_tokens;
-  return 1e3 * (computed / rate +
-                worker.prefill_s_per_token2 * computed * (n + worker.cached_tokens) / 2);
+  return 1e3 * worker.prefill_slowdown *
+         (computed / rate +
+          worker.prefill_s_per_token2 * computed * (n + worker.cached_tokens) / 2);
 }
 
 Decision Choose(const PolicyOptions& options, const RequestView& request,

@@ -39,6 +39,7 @@ struct WorkerView {
   // Speeds that the worker measured at start; 0: unknown.
   double prefill_tokens_per_s = 0;
   double prefill_s_per_token2 = 0;
+  double prefill_slowdown = 1;  // PrefillSpeeds
   double decode_step_ms = 0;
   double decode_step_ms_per_seq = 0;
   double observed_step_ms = 0;    // moving average of its recent steps

@@ -146,7 +146,18 @@ bool WorkerRegistry::Serves(const WorkerLink& link, const ModelAssets& model) co
 WorkerView WorkerRegistry::View(const WorkerLink& link, int32_t cached_blocks,
                                 absl::Time now) const {
   return MakeView(link.slot(), link.facts(), link.load(), ledger_->uncommitted(link.slot()),
-                  cached_blocks, ledger_->recent_assignments(link.slot(), now));
+                  cached_blocks, ledger_->recent_assignments(link.slot(), now),
+                  prefill_slowdown(link, now));
+}
+
+void WorkerRegistry::OnPrefilled(WorkerSlot slot, const std::string& epoch, int32_t computed_tokens,
+                                 int32_t cached_tokens, absl::Duration observed, absl::Time now) {
+  const WorkerFacts& facts = link(slot).facts();
+  if (facts.epoch != epoch) return;
+  const absl::Duration stated = StatedPrefillTime(facts, computed_tokens, cached_tokens);
+  // What any step costs, however few its tokens, would hide their time.
+  if (stated < absl::Milliseconds(facts.decode_step_ms)) return;
+  speeds_.Observe(slot, epoch, stated, observed, now);
 }
 
 std::vector<const WorkerLink*> WorkerRegistry::Serving(const ModelAssets& model,

@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "router/load_ledger.h"
 #include "router/pair_table.h"
+#include "router/prefill_speeds.h"
 #include "router/prefix_index.h"
 #include "router/request.h"
 #include "router/routing_policy.h"
@@ -65,6 +66,13 @@ class WorkerRegistry final : public WorkerLink::Listener {
   bool Serves(const WorkerLink& link, const ModelAssets& model) const;
   // How the worker looks to a request that can reuse `cached_blocks` leading blocks there.
   WorkerView View(const WorkerLink& link, int32_t cached_blocks, absl::Time now) const;
+
+  // The worker has computed a prompt, which took `observed` of its engine's time.
+  void OnPrefilled(WorkerSlot slot, const std::string& epoch, int32_t computed_tokens,
+                   int32_t cached_tokens, absl::Duration observed, absl::Time now);
+  double prefill_slowdown(const WorkerLink& link, absl::Time now) const {
+    return speeds_.slowdown(link.slot(), link.facts().epoch, now);
+  }
 
   const PairTable& pairs() const { return pairs_; }
   // A try has shown that blocks of one cannot go to the other.  False: one of the two is another
@@ -116,6 +124,7 @@ class WorkerRegistry final : public WorkerLink::Listener {
   PrefixIndex* const index_;
   LoadLedger* const ledger_;
   PairTable pairs_;
+  PrefillSpeeds speeds_;
   std::function<void()> on_change_;
   std::function<void(WorkerSlot, const std::string&, const absl::Status&)> on_lost_;
   std::vector<std::unique_ptr<WorkerLink>> links_;  // by slot

@@ -19,8 +19,8 @@ const char* LinkRoleName(LinkRole role) {
 }
 
 WorkerView MakeView(WorkerSlot slot, const WorkerFacts& facts, const WorkerLoad& load,
-                    const LoadLedger::Load& ours, int32_t cached_blocks,
-                    double recent_assignments) {
+                    const LoadLedger::Load& ours, int32_t cached_blocks, double recent_assignments,
+                    double prefill_slowdown) {
   return {.slot = slot,
           .can_decode = facts.role == LinkRole::kDecode || facts.role == LinkRole::kBoth,
           .is_prefill = facts.role == LinkRole::kPrefill,
@@ -35,6 +35,7 @@ WorkerView MakeView(WorkerSlot slot, const WorkerFacts& facts, const WorkerLoad&
           .max_model_len = facts.max_model_len,
           .prefill_tokens_per_s = facts.prefill_tokens_per_s,
           .prefill_s_per_token2 = facts.prefill_s_per_token2,
+          .prefill_slowdown = prefill_slowdown,
           .decode_step_ms = facts.decode_step_ms,
           .decode_step_ms_per_seq = facts.decode_step_ms_per_seq,
           .observed_step_ms = load.step_ms,
@@ -42,6 +43,14 @@ WorkerView MakeView(WorkerSlot slot, const WorkerFacts& facts, const WorkerLoad&
           .requests = std::max(0, load.running_requests + load.waiting_requests + ours.requests),
           .cached_tokens = cached_blocks * facts.block_size,
           .recent_assignments = recent_assignments};
+}
+
+absl::Duration StatedPrefillTime(const WorkerFacts& facts, int32_t computed_tokens,
+                                 int32_t cached_tokens) {
+  const WorkerView view = {.prefill_tokens_per_s = facts.prefill_tokens_per_s,
+                           .prefill_s_per_token2 = facts.prefill_s_per_token2,
+                           .cached_tokens = cached_tokens};
+  return absl::Milliseconds(PrefillMs(view, {.prompt_tokens = computed_tokens + cached_tokens}));
 }
 
 }  // namespace router

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/time/time.h"
 #include "pairing/pair_check.h"
 #include "router/load_ledger.h"
 #include "router/prefix_index.h"
@@ -49,7 +50,12 @@ struct WorkerLoad {
 
 // `ours`: what the reports do not show.  `cached_blocks`: leading ones of the prompt in question.
 WorkerView MakeView(WorkerSlot slot, const WorkerFacts& facts, const WorkerLoad& load,
-                    const LoadLedger::Load& ours, int32_t cached_blocks, double recent_assignments);
+                    const LoadLedger::Load& ours, int32_t cached_blocks, double recent_assignments,
+                    double prefill_slowdown);
+
+// To compute so many tokens behind so many cached ones, by what the worker measured at its start.
+absl::Duration StatedPrefillTime(const WorkerFacts& facts, int32_t computed_tokens,
+                                 int32_t cached_tokens);
 
 }  // namespace router
 

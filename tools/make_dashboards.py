@@ -68,6 +68,7 @@ DASHBOARDS = {
         ("Cancelled by clients", "reqps", [(or_zero(rate("ferry_router_cancelled_total", "phase")), "{{phase}}")], True),
         ("Outputs that went on elsewhere", "reqps", [(rate("ferry_router_migrations_total"), "migrations")], False),
         ("Workers by state", "short", [(gauge("ferry_router_worker_state", "state"), "{{state}}")], True),
+        ("Prefill slowdown by worker", "short", [(f"max by (worker) (ferry_router_prefill_slowdown{{{SCOPE}}})", "{{worker}}")], False),
         ("Prefix index", "short", [(gauge("ferry_router_index_entries"), "announced"), (gauge("ferry_router_index_predicted"), "predicted")], False),
         ("Memory of the prefix index", "bytes", [(gauge("ferry_router_index_bytes"), "bytes")], False),
         ("Prompt tokens not computed again", "percentunit", [("ferry:prefix_hits:ratio5m{%s}" % SCOPE, "{{instance}}")], False),

@@ -30,6 +30,7 @@ LABELS = {
     "ferry_router_cancelled_total": ["phase"],
     "ferry_router_disagg_decisions_total": ["decision", "reason"],
     "ferry_router_http_responses_total": ["path", "status"],
+    "ferry_router_prefill_slowdown": ["worker"],
     "ferry_router_rejected_total": ["reason"],
     "ferry_router_requests_total": ["model", "route", "outcome"],
     "ferry_router_retries_total": ["cause"],

@@ -79,6 +79,19 @@ TEST_F(DecodeSchedulerTest, OneRequestGivesItsReferenceText) {
   EXPECT_TRUE(harness_->WaitIdle());
 }
 
+// The engine's steps take 0.5 ms each.
+TEST_F(DecodeSchedulerTest, APromptIsToldTheTimeOfItsChunksWithoutThatOfDecoding) {
+  Start({.options = {.worker = {}, .chunk_tokens = 48}, .engine = {}, .num_blocks = 64});
+  const auto alone = Submit(Spec("alone", RandomTokens(100, 1), 40));
+  ASSERT_TRUE(alone->Wait().ok());
+  EXPECT_DOUBLE_EQ(alone->usage().prefill_ms, 3 * 0.5);
+  const auto decoding = Submit(Spec("decoding", RandomTokens(100, 2), 2000));
+  decoding->WaitTokens(1);
+  const auto beside = Submit(Spec("beside", RandomTokens(100, 3), 2));
+  ASSERT_TRUE(beside->Wait().ok());
+  EXPECT_DOUBLE_EQ(beside->usage().prefill_ms, 0);
+}
+
 TEST_F(DecodeSchedulerTest, PromptsAroundABlockAndAChunk) {
   Start({.options = {.worker = {}, .chunk_tokens = 48}, .engine = {}, .num_blocks = 64});
   for (const int32_t length : {1, 47, 48, 49, 63, 64, 65, 127, 128, 129, 300}) {

@@ -128,7 +128,8 @@ std::vector<WorkerView> ClusterSimulation::Views(Router& router, const Simulated
     views.push_back(MakeView(slot, facts, router.loads[slot],
                              options_.charge ? router.ledger.uncommitted(slot) : LoadLedger::Load(),
                              std::min(blocks, most),
-                             options_.charge ? router.ledger.recent_assignments(slot, now_) : 0));
+                             options_.charge ? router.ledger.recent_assignments(slot, now_) : 0,
+                             /*prefill_slowdown=*/1));
   }
   return views;
 }

@@ -79,7 +79,7 @@ void PrefillCall::Held(absl::Duration lease) {
   event.mutable_held()->set_cause("no room");
   Push(event);
 }
-void PrefillCall::Done() {
+void PrefillCall::Done(double prefill_ms) {
   PrefillEvent event;
   PrefillDone* done = event.mutable_done();
   done->set_computed_tokens(request.spec().token_ids_size());
@@ -87,6 +87,7 @@ void PrefillCall::Done() {
   done->set_kv_blocks(2);
   done->set_transport("fake");
   done->set_transfer_ms(1.5);
+  done->set_prefill_ms(prefill_ms);
   Push(event);
 }
 
@@ -120,7 +121,7 @@ void FakeWorker::DefaultPrefill(const std::shared_ptr<PrefillCall>& call) {
     call->End(absl::AbortedError("no decode is open for the request"));
     return;
   }
-  call->Done();
+  call->Done(slowness * 1e3 * call->request.spec().token_ids_size() / kPrefillTokensPerSecond);
   call->End(absl::OkStatus());
 }
 

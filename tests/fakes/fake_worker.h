@@ -58,7 +58,7 @@ class PrefillCall {
   void Accept();
   void Started();
   void Held(absl::Duration lease);
-  void Done();
+  void Done(double prefill_ms = 0);
 
  protected:
   explicit PrefillCall(const ferry::v1::PrefillRequest& r) : request(r) {}
@@ -95,6 +95,7 @@ class FakeWorker {
 
   // Script.  Set before the first request; called on gRPC threads; must not block.
   std::string output = "hello";
+  double slowness = 0;  // a prompt's prefill_ms over what GetInfo states; 0: prefill_ms is not told
   std::function<void(std::shared_ptr<DecodeCall>)> on_decode;
   std::function<void(std::shared_ptr<PrefillCall>)> on_prefill;
   std::function<absl::Status(const ferry::v1::PushHeldRequest&)> on_push_held;

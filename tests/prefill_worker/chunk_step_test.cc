@@ -15,6 +15,7 @@ using ::testing::ElementsAre;
 
 constexpr int32_t kBlockSize = 64;
 constexpr int32_t kChunkTokens = 100;
+constexpr double kStepMs = 10;
 
 class ChunkStepTest : public testing::Test {
  protected:
@@ -44,6 +45,7 @@ class ChunkStepTest : public testing::Test {
     const std::vector<kernels::SampleResult> samples(requests_.size());
     engine::StepResult result;
     result.samples = samples;
+    result.step_ms = kStepMs;
     step_->Collected(result);
     step_->KeepSnapshots();
     std::erase_if(computing_,
@@ -77,6 +79,17 @@ TEST_F(ChunkStepTest, ShortPromptsDoNotWaitForAllOfALongOne) {
   EXPECT_THAT(RowsOfNextStep(), ElementsAre(80, 0, 0, 20));
   EXPECT_THAT(RowsOfNextStep(), ElementsAre(60, 0, 40, 0));
   EXPECT_THAT(RowsOfNextStep(), ElementsAre(100, 0, 0, 0));
+}
+
+TEST_F(ChunkStepTest, AStepsTimeIsThatOfItsRequestsByTokens) {
+  const PrefillRequest* const first = AddPrompt(90);
+  const PrefillRequest* const second = AddPrompt(80);
+  RowsOfNextStep();  // 90 + 10
+  EXPECT_DOUBLE_EQ(first->prefill_ms, 0.9 * kStepMs);
+  EXPECT_DOUBLE_EQ(second->prefill_ms, 0.1 * kStepMs);
+  RowsOfNextStep();  // 70
+  EXPECT_DOUBLE_EQ(first->prefill_ms, 0.9 * kStepMs);
+  EXPECT_DOUBLE_EQ(second->prefill_ms, 1.1 * kStepMs);
 }
 
 TEST_F(ChunkStepTest, ALongPromptAmongManyShortOnesTakesAtMostTwiceAsLong) {

@@ -42,6 +42,7 @@ TEST_F(PrefillWorkerTest, BlocksAndFirstTokenAreThoseOfALocalComputation) {
   EXPECT_EQ(done.done().kv_bytes(), 5u * runtime_->block_bytes());
   EXPECT_FALSE(done.done().transport().empty());
   EXPECT_GT(done.done().compute_ms(), 0);
+  EXPECT_GT(done.done().prefill_ms(), 0);
 
   const auto truth = local_.Compute(tokens, Greedy());
   const auto received = decode_->received("a");

@@ -72,6 +72,23 @@ TEST_F(RoutingPolicyTest, ADecodeWorkerGetsAFewMoreThanItRunsAtATime) {
   EXPECT_EQ(Pick(many, workers).feasibility, Feasibility::kNow) << "an idle one takes what it can";
 }
 
+TEST_F(RoutingPolicyTest, AWorkerThatIsSlowerThanItSaidIsThatMuchDearer) {
+  WorkerView worker = Prefill(0);
+  worker.prefill_s_per_token2 = 1e-7;
+  worker.waiting_tokens = 300;
+  const double queue_ms = PrefillQueueMs(worker);
+  const double prefill_ms = PrefillMs(worker, Request(500));
+  worker.prefill_slowdown = 3;
+  EXPECT_DOUBLE_EQ(PrefillQueueMs(worker), 3 * queue_ms);
+  EXPECT_DOUBLE_EQ(PrefillMs(worker, Request(500)), 3 * prefill_ms);
+
+  std::vector<WorkerView> workers = {Prefill(0), Prefill(1), Decode(2)};
+  workers[0].prefill_slowdown = 1.5;
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(Pick(Request(500), workers).choice.prefill, 1);
+  workers[1].waiting_tokens = 1000;
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(Pick(Request(500), workers).choice.prefill, 0);
+}
+
 TEST_F(RoutingPolicyTest, TheWatermarkKeepsPartOfTheCacheFree) {
   std::vector<WorkerView> workers = {Decode(0)};
   workers[0].requests = 1;
