@@ -14,6 +14,11 @@ constexpr double kTransferBytesPerSecond = 2e9;
 constexpr int32_t kLastChunkTokens = 512;
 constexpr absl::Duration kTransferStart = absl::Milliseconds(1);
 
+// Neighbouring seeds of a linear generator give neighbouring numbers.
+uint32_t Scattered(uint64_t seed) {
+  return static_cast<uint32_t>((seed * 0x9E3779B97F4A7C15ull) >> 32);
+}
+
 bool NothingBlocked(int32_t, int32_t) { return false; }
 
 }  // namespace
@@ -22,7 +27,7 @@ ClusterSimulation::ClusterSimulation(const Options& options,
                                      const std::vector<WorkerModel>& workers)
     : options_(options) {
   for (int i = 0; i < options.num_routers; ++i) {
-    routers_.push_back(std::make_unique<Router>(options.seed + i));
+    routers_.push_back(std::make_unique<Router>(Scattered(options.seed + i)));
   }
   for (const WorkerModel& model : workers) {
     workers_.push_back(
@@ -59,6 +64,10 @@ WorkerSlot ClusterSimulation::AddWorker(absl::Time time, const WorkerModel& mode
     Join(slot);
   });
   return slot;
+}
+
+void ClusterSimulation::SetSlowness(absl::Time time, WorkerSlot slot, double slowness) {
+  At(time, [this, slot, slowness] { workers_[slot]->slowness = slowness; });
 }
 
 void ClusterSimulation::Drain(absl::Time time, WorkerSlot slot) {
@@ -129,7 +138,7 @@ std::vector<WorkerView> ClusterSimulation::Views(Router& router, const Simulated
                              options_.charge ? router.ledger.uncommitted(slot) : LoadLedger::Load(),
                              std::min(blocks, most),
                              options_.charge ? router.ledger.recent_assignments(slot, now_) : 0,
-                             /*prefill_slowdown=*/1));
+                             router.speeds.slowdown(slot, worker->epoch(), now_)));
   }
   return views;
 }
@@ -170,8 +179,19 @@ void ClusterSimulation::Forward(int id, const Placement& placement) {
 void ClusterSimulation::StartPrompt(WorkerSlot slot) {
   const SimulatedWorker& worker = *workers_[slot];
   const SimulatedWorker::Prompt& prompt = worker.prompts.front();
-  outcomes_[prompt.request].reused_tokens = worker.Cached(prompt) * worker.model().facts.block_size;
-  At(now_ + worker.ComputeTime(prompt), [this, slot] { OnComputed(slot); });
+  const int32_t cached = worker.Cached(prompt) * worker.model().facts.block_size;
+  outcomes_[prompt.request].reused_tokens = cached;
+  const absl::Duration takes = worker.ComputeTime(prompt);
+  if (options_.observe_speed) {
+    At(now_ + takes, [this, slot, router = requests_[prompt.request].router, cached, takes,
+                      computed = prompt.tokens - cached] {
+      const SimulatedWorker& worker = *workers_[slot];
+      routers_[router]->speeds.Observe(slot, worker.epoch(),
+                                       StatedPrefillTime(worker.model().facts, computed, cached),
+                                       takes, now_);
+    });
+  }
+  At(now_ + takes, [this, slot] { OnComputed(slot); });
 }
 
 void ClusterSimulation::OnComputed(WorkerSlot slot) {

@@ -22,6 +22,7 @@
 #include "block_hash/block_hash.h"
 #include "router/load_ledger.h"
 #include "router/placement.h"
+#include "router/prefill_speeds.h"
 #include "router/prefix_index.h"
 #include "router/routing_policy.h"
 #include "tests/fakes/simulated_worker.h"
@@ -57,6 +58,8 @@ class ClusterSimulation final {
     absl::Duration event_delay = absl::Milliseconds(5);
     // Off: the routers forget what they have just decided, and see reports alone.
     bool charge = true;
+    // Off: the routers believe what workers say of their speed.
+    bool observe_speed = true;
   };
 
   ClusterSimulation(const Options& options, const std::vector<WorkerModel>& workers);
@@ -68,6 +71,8 @@ class ClusterSimulation final {
   int Submit(SimulatedRequest request);
   // At `time` a worker joins; returns its slot.
   WorkerSlot AddWorker(absl::Time time, const WorkerModel& model);
+  // From `time` on it takes so many times as long as it says.
+  void SetSlowness(absl::Time time, WorkerSlot slot, double slowness);
   // From `time` on it gets nothing new.
   void Drain(absl::Time time, WorkerSlot slot);
 
@@ -84,9 +89,10 @@ class ClusterSimulation final {
 
  private:
   struct Router {
-    explicit Router(uint64_t seed) : index({}), state{.random = std::minstd_rand(seed)} {}
+    explicit Router(uint32_t seed) : index({}), state{.random = std::minstd_rand(seed)} {}
     PrefixIndex index;
     LoadLedger ledger;
+    PrefillSpeeds speeds;
     PolicyState state;
     std::deque<int> waiting;
     std::vector<WorkerLoad> loads;  // by slot; as last reported

@@ -41,15 +41,14 @@ int32_t SimulatedWorker::Cached(const Prompt& prompt) const {
 absl::Duration SimulatedWorker::ComputeTime(const Prompt& prompt) const {
   const double cached = Cached(prompt) * model_.facts.block_size;
   const double computed = prompt.tokens - cached;
-  return absl::Seconds(model_.slowness * (computed / model_.facts.prefill_tokens_per_s +
-                                          model_.facts.prefill_s_per_token2 * computed *
-                                              (prompt.tokens + cached) / 2));
+  return absl::Seconds(
+      slowness * (computed / model_.facts.prefill_tokens_per_s +
+                  model_.facts.prefill_s_per_token2 * computed * (prompt.tokens + cached) / 2));
 }
 
 absl::Duration SimulatedWorker::StepTime() const {
-  return absl::Milliseconds(
-      model_.slowness *
-      (model_.facts.decode_step_ms + model_.facts.decode_step_ms_per_seq * sequences.size()));
+  return absl::Milliseconds(slowness * (model_.facts.decode_step_ms +
+                                        model_.facts.decode_step_ms_per_seq * sequences.size()));
 }
 
 WorkerLoad SimulatedWorker::Load() const {

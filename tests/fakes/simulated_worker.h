@@ -20,7 +20,6 @@ namespace router {
 
 struct WorkerModel {
   WorkerFacts facts;         // what it says of itself
-  double slowness = 1;       // it takes so many times as long as it says
   double admitted_load = 1;  // the share of its load that its reports tell
 };
 
@@ -66,6 +65,7 @@ class SimulatedWorker final {
   std::deque<Sequence> arriving;    // join at the next step
   bool stepping = false;
   bool draining = false;
+  double slowness = 1;  // it takes so many times as long as it says
   int32_t assigned = 0;
 
  private:
