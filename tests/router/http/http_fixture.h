@@ -15,6 +15,10 @@
 
 namespace router::http {
 
+inline constexpr char kCompletions[] = "/v1/completions";
+inline constexpr char kHi[] = R"({"prompt": "say hi", "seed": 7})";
+inline constexpr char kHiStream[] = R"({"prompt": "say hi", "stream": true})";
+
 class HttpFixture : public RouterFixture {
  protected:
   HttpFixture() { http_options_.server.listen = "127.0.0.1:0"; }
