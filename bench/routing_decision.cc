@@ -31,7 +31,7 @@ constexpr int64_t kEvents = 10'000'000;
 constexpr int kEventsPerFrame = 64;  // half of them stored, half removed
 constexpr int kPromptBlocks = 32;    // predicted with each decision
 constexpr absl::Duration kBetweenDecisions = absl::Milliseconds(5);
-constexpr int kSnapshotEvents = 256;  // in a message, as worker/watch_streams.cc has it
+constexpr int kSnapshotEvents = 64;  // in a message, as worker/watch_streams.cc has it
 
 // Of this thread: what else runs on the machine does not count.
 double CpuMicroseconds() {

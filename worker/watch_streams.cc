@@ -10,7 +10,7 @@ namespace {
 
 constexpr absl::Duration kHeartbeat = absl::Seconds(1);
 // Events of a snapshot in one message: what the router takes in at once, while its decisions wait.
-constexpr size_t kEventsPerFrame = 256;
+constexpr size_t kEventsPerFrame = 64;
 
 grpc::Status Ending() { return {grpc::StatusCode::UNAVAILABLE, "worker is shutting down"}; }
 
