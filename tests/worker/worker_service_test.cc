@@ -165,7 +165,7 @@ TEST_F(WorkerServiceTest, ALargeSnapshotComesInSeveralMessagesOfOneNumber) {
     ++messages;
   } while (!frame.snapshot_end());
   EXPECT_EQ(total, 20'004);
-  EXPECT_EQ(messages, 79);
+  EXPECT_EQ(messages, 313);
   log_.Append({Stored(1 << 20)});
   ASSERT_TRUE(reader->Read(&frame));
   EXPECT_EQ(frame.seq(), 6u);
