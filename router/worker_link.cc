@@ -18,7 +18,7 @@ constexpr int kDeadAfter = 5;
 // Every 50 ms by default: several routers see each other only in these (bench/routing_policies).
 constexpr int kReportsPerHeartbeat = 20;
 constexpr absl::Duration kFirstBackOff = absl::Milliseconds(100);
-constexpr absl::Duration kMaxBackOff = absl::Seconds(2);
+constexpr absl::Duration kMaxBackOff = absl::Milliseconds(500);
 constexpr absl::Duration kInfoTimeout = absl::Seconds(2);
 constexpr size_t kEpochBytes = 16;
 
@@ -190,9 +190,13 @@ void WorkerLink::SetState(LinkState state) {
 
 void WorkerLink::Connect() {
   CloseStreams();
-  // New channels each time: a channel that has failed waits with its own back-off.
+  // New channels: those that were connected may not know yet that nobody is there any more.
   client_ = WorkerClient::Create(options_.address, options_.tls, options_.cancel_ack, loop_,
                                  outstanding_);
+  Ask();
+}
+
+void WorkerLink::Ask() {
   info_call_ = client_->GetInfo(kInfoTimeout, [this](absl::StatusOr<ferry::v1::WorkerInfo> info) {
     OnInfo(std::move(info));
   });
@@ -318,7 +322,9 @@ void WorkerLink::Lost(const absl::Status& cause) {
 
 void WorkerLink::ReconnectLater() {
   loop_->CancelTimer(reconnect_timer_);
-  reconnect_timer_ = loop_->After(back_off_, [this] { Connect(); });
+  // Over the same channels, which go on trying: of one that is let go of in the middle of a try
+  // gRPC keeps the connection, should there be one in the end (service/abandoned_channels.h).
+  reconnect_timer_ = loop_->After(back_off_, [this] { Ask(); });
   back_off_ = std::min(back_off_ * 2, kMaxBackOff);
 }
 

@@ -83,7 +83,8 @@ class WorkerLink final {
   const std::shared_ptr<WorkerClient>& client() const { return client_; }
 
  private:
-  void Connect();
+  void Connect();  // over new channels
+  void Ask();      // who is there
   void OnInfo(absl::StatusOr<ferry::v1::WorkerInfo> info);
   void OnLoad(const ferry::v1::LoadReport& report);
   void OpenKvEvents();

@@ -13,6 +13,7 @@
 #include "grpcpp/impl/server_builder_option.h"
 #include "grpcpp/impl/server_initializer.h"
 #include "input_file/input_file.h"
+#include "service/abandoned_channels.h"
 #include "service/listen_address.h"
 #include "status/grpc_status.h"
 #include "status/status_macros.h"
@@ -226,8 +227,11 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Tls
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kMaxReconnectMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kMaxReconnectMs);
+  // A name may lead elsewhere when its process has been replaced.
+  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kMaxReconnectMs);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  return grpc::CreateCustomChannel(address, MakeChannelCredentials(tls), arguments);
+  return EndedWhenConnected(
+      grpc::CreateCustomChannel(address, MakeChannelCredentials(tls), arguments));
 }
 
 absl::Status CallHealth(const std::string& address, const TlsOptions& tls, absl::Duration timeout) {

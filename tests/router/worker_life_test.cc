@@ -1,8 +1,13 @@
 // Workers die, fall silent, come back, drain or are not there at all: what becomes of requests and
 // of what the router knows.
 
+#include <poll.h>
+
+#include <cerrno>
+
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
+#include "tests/fakes/silent_server.h"
 #include "tests/router/router_fixture.h"
 
 namespace router {
@@ -38,6 +43,30 @@ TEST_F(RouterFixture, AKilledWorkerLosesNoRequestWhenAnotherExists) {
     return answered == of_p1;
   }));
   ASSERT_TRUE(WaitForWorkers(1, 1));
+}
+
+// A try that is given up for another one, and then answered, would leave its connection behind.
+TEST_F(RouterFixture, AWorkerThatDoesNotAnswerIsTriedOverOneConnectionAtATime) {
+  const fakes::SilentServer stopped;
+  options_.workers.push_back(stopped.address());
+  StartRouterAlone();
+  for (int i = 0; i < 3; ++i) {
+    const int connection = stopped.Accept();
+    ASSERT_GE(connection, 0);
+    for (bool is_open = true; is_open;) {
+      pollfd waits[] = {{.fd = connection, .events = POLLIN, .revents = 0},
+                        {.fd = stopped.fd(), .events = POLLIN, .revents = 0}};
+      ASSERT_GT(poll(waits, 2, 60'000), 0);
+      char buffer[4096];
+      ssize_t num_bytes = 1;
+      while (num_bytes > 0) num_bytes = recv(connection, buffer, sizeof(buffer), MSG_DONTWAIT);
+      is_open = num_bytes < 0 && errno == EAGAIN;
+      if (is_open) {
+        ASSERT_EQ(waits[1].revents, 0) << "another one while it is open";
+      }
+    }
+    close(connection);
+  }
 }
 
 TEST_F(RouterFixture, ASilentWorkerIsSuspectThenDeadAndItsRequestsGoElsewhere) {
