@@ -188,6 +188,15 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   for (int32_t i = 0; i < kDepth; ++i) sender.Send(ring);
   FillTables(args, pieces.total, tables);
   WaitForPrevious();
+  // A thread a result, whose residual is under way during the products.
+  static_assert(kMaxStreamTokens * kStreamRows <= kStreamThreads);
+  const auto row = static_cast<int32_t>(threadIdx.x) / kStreamRows;
+  const int32_t c = static_cast<int32_t>(threadIdx.x) % kStreamRows;
+  const int64_t column = int64_t{blockIdx.x} * kStreamRows + c;
+  float residual = 0;
+  if (row < args.num_rows && args.input != nullptr) {
+    residual = args.input[row * args.input_row_stride + column];
+  }
   for (int32_t index = warp;; index += kStreamWarps) {
     const Unit unit = UnitAt(args, pieces, index);
     if (unit.down == nullptr) break;
@@ -222,20 +231,15 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     }
   }
   __syncthreads();
-  const int64_t column_begin = int64_t{blockIdx.x} * kStreamRows;
-  for (int32_t i = threadIdx.x; i < args.num_rows * kStreamRows; i += kStreamThreads) {
-    const int32_t row = i / kStreamRows, c = i % kStreamRows;
-    float sum = 0;
-    for (int32_t pair = row * args.top_k; pair < (row + 1) * args.top_k; ++pair) {
-      sum += tables.weights[pair] * tables.products[tables.place[pair] * kStreamRows + c];
-    }
-    for (int32_t p = 0; p < pieces.total; ++p) {
-      sum += tables.products[(p * args.num_rows + row) * kStreamRows + c];
-    }
-    const int64_t column = column_begin + c;
-    if (args.input != nullptr) sum = args.input[row * args.input_row_stride + column] + sum;
-    args.output[row * args.output_row_stride + column] = sum;
+  if (row >= args.num_rows) return;
+  float sum = 0;
+  for (int32_t pair = row * args.top_k; pair < (row + 1) * args.top_k; ++pair) {
+    sum += tables.weights[pair] * tables.products[tables.place[pair] * kStreamRows + c];
   }
+  for (int32_t p = 0; p < pieces.total; ++p) {
+    sum += tables.products[(p * args.num_rows + row) * kStreamRows + c];
+  }
+  args.output[row * args.output_row_stride + column] = residual + sum;
 }
 
 constexpr int32_t kTiles = 1;

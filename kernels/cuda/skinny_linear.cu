@@ -28,9 +28,25 @@ struct Args {
   LinearOutput output;
 };
 
+// Pieces of 4 columns that a thread loads together, every kStreamThreads-th.
+constexpr int32_t kPieces = 2;
+struct ColumnPieces {
+  float4 value[kPieces];
+
+  // Those from column `begin` on, as far as there are any.
+  __device__ void Load(const float* from, int32_t begin, int32_t depth) {
+#pragma unroll
+    for (int32_t i = 0; i < kPieces; ++i) {
+      const int32_t column = begin + 4 * i * kStreamThreads;
+      if (column < depth) value[i] = *reinterpret_cast<const float4*>(from + column);
+    }
+  }
+};
+
 // Rows times norm_weight in bf16 -> x, and 1 / rms of each; the block's work.  A product of
-// normed rows is that of these, scaled.
-__device__ void PrepareRows(const Args& args, uint16_t* x, float* inverses) {
+// normed rows is that of these, scaled.  `first_norm`: the thread's first pieces of norm_weight.
+__device__ void PrepareRows(const Args& args, const ColumnPieces& first_norm, uint16_t* x,
+                            float* inverses) {
   __shared__ float partial[kStreamWarps][kMaxSkinnyRows];
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
   const auto depth = static_cast<int32_t>(args.depth);
@@ -38,15 +54,24 @@ __device__ void PrepareRows(const Args& args, uint16_t* x, float* inverses) {
     const float* from = args.input + row * args.input_row_stride;
     uint16_t* to = x + row * (depth + kPadding);
     float sum = 0;
-    for (int32_t i = 4 * static_cast<int32_t>(threadIdx.x); i < depth; i += 4 * kStreamThreads) {
-      float4 v = *reinterpret_cast<const float4*>(from + i);
-      if (args.norm_weight != nullptr) {
-        const float4 n = *reinterpret_cast<const float4*>(args.norm_weight + i);
-        sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
-        v = make_float4(v.x * n.x, v.y * n.y, v.z * n.z, v.w * n.w);
+    const int32_t first = 4 * static_cast<int32_t>(threadIdx.x);
+    for (int32_t begin = first; begin < depth; begin += 4 * kPieces * kStreamThreads) {
+      ColumnPieces values, norm = first_norm;
+      values.Load(from, begin, depth);
+      if (begin != first && args.norm_weight != nullptr) norm.Load(args.norm_weight, begin, depth);
+#pragma unroll
+      for (int32_t i = 0; i < kPieces; ++i) {
+        const int32_t column = begin + 4 * i * kStreamThreads;
+        if (column >= depth) break;
+        float4 v = values.value[i];
+        if (args.norm_weight != nullptr) {
+          const float4 n = norm.value[i];
+          sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
+          v = make_float4(v.x * n.x, v.y * n.y, v.z * n.z, v.w * n.w);
+        }
+        *reinterpret_cast<uint2*>(to + column) =
+            make_uint2(PackBfloat16(v.x, v.y), PackBfloat16(v.z, v.w));
       }
-      *reinterpret_cast<uint2*>(to + i) =
-          make_uint2(PackBfloat16(v.x, v.y), PackBfloat16(v.z, v.w));
     }
     if (args.norm_weight == nullptr) continue;
     sum = WarpSum(sum);
@@ -106,8 +131,13 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     if (step >= steps.end) tile += static_cast<int32_t>(gridDim.x);
   };
   for (int32_t i = 0; i < kDepth; ++i) send();
+  ColumnPieces norm = {};
+  if (args.norm_weight != nullptr) {
+    norm.Load(args.norm_weight, 4 * static_cast<int32_t>(threadIdx.x),
+              static_cast<int32_t>(args.depth));
+  }
   WaitForPrevious();
-  PrepareRows(args, rows, inverses);
+  PrepareRows(args, norm, rows, inverses);
 
   const uint16_t* x[kTiles];
 #pragma unroll
@@ -118,6 +148,16 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   int32_t buffer = 0;
   for (int32_t at = static_cast<int32_t>(blockIdx.x); at < args.num_tiles;
        at += static_cast<int32_t>(gridDim.x), buffer ^= 1) {
+    const int64_t first = at * tile_columns + g, second = first + kStreamRows / 2;
+    float residuals[2][2] = {};  // under way during the product
+    if (warp < kTiles && !args.swiglu) {
+      for (int32_t j = 0; j < 2; ++j) {
+        const int32_t row = warp * kTokensPerTile + 2 * t + j;
+        if (row >= args.num_rows) continue;
+        residuals[0][j] = LoadResidual(args.output, row, first);
+        residuals[1][j] = LoadResidual(args.output, row, second);
+      }
+    }
     float sums[kTiles][4] = {};
     for (int32_t s = steps.begin; s < steps.end; s += kSteps) {
       ring.template Multiply<kTiles>(sums, x, kTiles, s, steps.end - s);
@@ -125,17 +165,16 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     }
     const float4 total = ReduceOverWarps<kTiles>(sums, reduce[buffer]);
     if (warp >= kTiles) continue;
-    const int64_t first = at * tile_columns + g, second = first + kStreamRows / 2;
     for (int32_t j = 0; j < 2; ++j) {
       const int32_t row = warp * kTokensPerTile + 2 * t + j;
       if (row >= args.num_rows) continue;
       const float a = (j == 0 ? total.x : total.y) * inverses[row];
       const float b = (j == 0 ? total.z : total.w) * inverses[row];
       if (args.swiglu) {
-        Store(args.output, row, first, SwiGlu(a, b, args.swiglu_limit));
+        StoreValue(args.output, row, first, SwiGlu(a, b, args.swiglu_limit));
       } else {
-        Store(args.output, row, first, a);
-        Store(args.output, row, second, b);
+        StoreValue(args.output, row, first, a + residuals[0][j]);
+        StoreValue(args.output, row, second, b + residuals[1][j]);
       }
     }
   }
