@@ -25,22 +25,6 @@ __host__ __device__ inline Pieces CutShared(const StreamExperts& experts) {
   return pieces;
 }
 
-// An active expert, of the kernel that chose, which may still run: past the first-level cache.
-__device__ ActiveExpert LoadActive(const MoeStreamArgs& args, int32_t active) {
-  union {
-    uint4 words[2];
-    ActiveExpert expert;
-  } loaded;
-  static_assert(sizeof(ActiveExpert) == 2 * sizeof(uint4));
-  const auto* from = reinterpret_cast<const uint4*>(&args.work.active[active]);
-  loaded.words[0] = __ldcg(from);
-  loaded.words[1] = __ldcg(from + 1);
-  return loaded.expert;
-}
-__device__ int32_t LoadCount(const MoeStreamArgs& args, int32_t active) {
-  return __ldcg(&args.work.active[active].count);
-}
-
 // In shared memory.  A product is that of one row and one piece of a shared expert, or of one pair;
 // its place is piece * rows + row, or after all those the pair's place by expert.
 struct Tables {
@@ -72,7 +56,7 @@ __device__ void FillTables(const MoeStreamArgs& args, int32_t num_pieces, const 
   if (threadIdx.x < kWarpSize) {
     int32_t total = 0;
     for (int32_t begin = 0; begin < args.bound; begin += kWarpSize) {
-      int32_t end = begin + lane < args.bound ? LoadCount(args, begin + lane) : 0;
+      int32_t end = begin + lane < args.bound ? args.work.active[begin + lane].count : 0;
       for (int32_t offset = 1; offset < kWarpSize; offset *= 2) {
         const int32_t other = __shfl_up_sync(kFullWarp, end, offset);
         if (lane >= offset) end += other;
@@ -86,10 +70,10 @@ __device__ void FillTables(const MoeStreamArgs& args, int32_t num_pieces, const 
   for (int32_t i = threadIdx.x; i < args.bound * args.num_rows; i += kStreamThreads) {
     const int32_t active = i / args.num_rows, place = tables.begin[active] + i % args.num_rows;
     if (place >= tables.begin[active + 1]) continue;
-    const int32_t pair = __ldcg(&args.work.active_pairs[i]);
+    const int32_t pair = args.work.active_pairs[i];
     tables.pairs[place] = pair;
     tables.place[pair] = num_pieces * args.num_rows + place;
-    tables.weights[pair] = __ldcg(&args.work.weights[pair]);
+    tables.weights[pair] = args.work.weights[pair];
   }
   __syncthreads();
 }
@@ -108,7 +92,7 @@ __device__ Unit UnitAt(const MoeStreamArgs& args, const Pieces& pieces, int32_t 
   if (index >= pieces.total) {
     const int32_t active = index - pieces.total;
     if (active >= args.bound) return {};
-    const ActiveExpert expert = LoadActive(args, active);
+    const ActiveExpert expert = args.work.active[active];
     const auto intermediate = static_cast<int32_t>(experts.intermediate_size);
     return {expert.count > 0 ? expert.weights.down : nullptr,
             args.work.activated,
@@ -164,7 +148,7 @@ class Sender {
     steps_ = next_.steps;
     step_ = steps_.begin;
     left_ = next_.active < 0        ? args_.num_rows
-            : next_.down != nullptr ? LoadCount(args_, next_.active)
+            : next_.down != nullptr ? args_.work.active[next_.active].count
                                     : 0;
     const int64_t column = int64_t{blockIdx.x} * kStreamRows + lane / 4;
     rows_[0] =
@@ -188,7 +172,7 @@ class Sender {
 // the order of its experts, the shared ones last, whatever warp computed them.
 template <int32_t kTiles, int32_t kDepth>
 __global__ void __launch_bounds__(kStreamThreads, 1)
-    DownKernel(const __grid_constant__ MoeStreamArgs args, uint32_t* logits) {
+    DownKernel(const __grid_constant__ MoeStreamArgs args) {
   using Ring = WeightRing<1, kSteps, kDepth>;
   constexpr int32_t kRows = kTiles * kTokensPerTile;
   Ring ring(DynamicShared());
@@ -199,17 +183,11 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   const int32_t g = lane / 4, t = lane % 4;
-  // The choices are there: of the kernel before the previous one, or of the previous one, which let
-  // this one start when it had chosen.  So weights may set out now.
+  // The choices were made by the kernel before the previous one, so weights may set out now.
   Sender<Ring, kRows> sender(args, pieces);
   for (int32_t i = 0; i < kDepth; ++i) sender.Send(ring);
   FillTables(args, pieces.total, tables);
   WaitForPrevious();
-  if (logits != nullptr && blockIdx.x == 0) {
-    for (int32_t i = threadIdx.x; i < args.num_rows * kMaxChoiceExperts; i += kStreamThreads) {
-      logits[i] = 0;
-    }
-  }
   // A thread a result, whose residual is under way during the products.
   static_assert(kMaxStreamTokens * kStreamRows <= kStreamThreads);
   const auto row = static_cast<int32_t>(threadIdx.x) / kStreamRows;
@@ -277,13 +255,13 @@ size_t DownSharedBytes(const MoeStreamArgs& args) {
                 args.bound, tables);
 }
 
-absl::Status StreamDown(const Launcher& launcher, const MoeStreamArgs& args, const GateArgs& gate) {
+absl::Status StreamDown(const Launcher& launcher, const MoeStreamArgs& args) {
   const LaunchShape shape{
       .grid = dim3(static_cast<uint32_t>(args.experts.hidden_size / kStreamRows)),
       .threads = kStreamThreads,
       .shared_bytes = DownSharedBytes(args),
       .early = true};
-  return Launch(launcher, "moe down", DownKernel<kTiles, kDepth>, shape, args, gate.logits);
+  return Launch(launcher, "moe down", DownKernel<kTiles, kDepth>, shape, args);
 }
 
 }  // namespace kernels::cuda

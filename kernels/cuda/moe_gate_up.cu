@@ -1,7 +1,6 @@
 #include <algorithm>
 
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/moe_choice.cuh"
 #include "kernels/cuda/moe_stream_args.h"
 #include "kernels/cuda/numbers.cuh"
 #include "kernels/cuda/weight_ring.cuh"
@@ -24,7 +23,6 @@ struct Shape {
   static constexpr size_t kSumBytes = sizeof(WarpSums<kSums>) * kBuffers;
 };
 using FewRows = Shape<1, 1, 4, 6>;
-using Choosing = Shape<1, 1, 4, 5>;
 
 // An expert with rows, in shared memory: the shared ones, then the active ones.
 struct Expert {
@@ -128,40 +126,14 @@ class Sender {
   const uint16_t* rows_[2 * S::kRowTiles];
 };
 
-// The same of a choice that the block has made itself.
+// Grid: as many blocks as run at once.  Shared: the ring, the warps' sums, the experts.
 template <typename S>
-__device__ int32_t ListActive(const MoeStreamArgs& args, const ChoiceShared& choice,
-                              Expert* experts) {
-  for (int32_t a = threadIdx.x; a < choice.num_active; a += kStreamThreads) {
-    experts[a] = {choice.active[a].weights.gate,
-                  choice.active[a].weights.up,
-                  choice.pairs + a * args.num_rows,
-                  args.work.activated,
-                  static_cast<int32_t>(args.experts.intermediate_size),
-                  static_cast<int32_t>(args.experts.intermediate_size) / S::kColumns,
-                  choice.active[a].count};
-  }
-  __syncthreads();
-  return choice.num_active;
-}
-
-__host__ __device__ inline size_t TableBytes(int32_t bound) {
-  return CeilDiv(sizeof(Expert) * static_cast<size_t>(kMaxSharedExperts + bound), size_t{16}) * 16;
-}
-
-// Grid: as many blocks as run at once.  Shared: the ring, the warps' sums, the experts; if the
-// block chooses them, the choice and the rows.
-template <typename S, bool kChooses>
 __global__ void __launch_bounds__(kStreamThreads, 1)
-    GateUpKernel(const __grid_constant__ MoeStreamArgs args,
-                 const __grid_constant__ GateArgs gate) {
+    GateUpKernel(const __grid_constant__ MoeStreamArgs args) {
   std::byte* memory = DynamicShared();
   typename S::Ring ring(memory);
   auto* reduce = reinterpret_cast<WarpSums<S::kSums>*>(memory + S::Ring::kBytes);
-  std::byte* table = memory + S::Ring::kBytes + S::kSumBytes;
-  auto* experts = reinterpret_cast<Expert*>(table);
-  auto& chosen = *reinterpret_cast<ChoiceShared*>(table + TableBytes(args.bound));
-  auto* rows = reinterpret_cast<uint16_t*>(&chosen + 1);
+  auto* experts = reinterpret_cast<Expert*>(memory + S::Ring::kBytes + S::kSumBytes);
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   const int32_t g = lane / 4, t = lane % 4;
@@ -186,19 +158,9 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   Sender<S> sender(args, experts, steps);
   // The shared experts' weights set out before the rows and their experts are known.
   int32_t sent = 0;
-  const auto send_shared = [&] {
-    while (sent < S::kDepth && sender.Send(ring, num_experts)) ++sent;
-  };
-  if constexpr (kChooses) {
-    const BlockChoice choice(args, gate);
-    send_shared();
-    choice.Choose(rows, chosen);
-    num_experts += ListActive<S>(args, chosen, experts + num_experts);
-  } else {
-    send_shared();
-    WaitForPrevious();
-    num_experts += ListActive<S>(args, experts + num_experts);
-  }
+  while (sent < S::kDepth && sender.Send(ring, num_experts)) ++sent;
+  WaitForPrevious();
+  num_experts += ListActive<S>(args, experts + num_experts);
   const auto send = [&] {
     if (!sender.Send(ring, num_experts)) ring.PushNothing();
   };
@@ -215,9 +177,8 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
 #pragma unroll
       for (int32_t i = 0; i < S::kTiles; ++i) {
         const int32_t mine = min(first + i * kTokensPerTile + g, count - 1);
-        const int32_t row = expert.pairs != nullptr ? expert.pairs[mine] / args.top_k : mine;
-        x[i] = kChooses ? rows + row * (static_cast<int32_t>(hidden) + kRowPadding) + 8 * t
-                        : args.work.normed + row * hidden + 8 * t;
+        const int64_t row = expert.pairs != nullptr ? expert.pairs[mine] / args.top_k : mine;
+        x[i] = args.work.normed + row * hidden + 8 * t;
       }
       const int32_t tiles = CeilDiv(count - first, kTokensPerTile);
       for (int32_t step = steps.begin; step < steps.end; step += S::kSteps) {
@@ -228,15 +189,13 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
       if (warp < S::kSums) {
         const int32_t column = cursor.column() + warp / S::kTiles * kStreamRows / 2 + g;
         const int32_t row = first + warp % S::kTiles * kTokensPerTile + 2 * t;
+        const float values[2] = {SwiGlu(total.x, total.z, args.swiglu_limit),
+                                 SwiGlu(total.y, total.w, args.swiglu_limit)};
         for (int32_t j = 0; j < 2; ++j) {
           if (row + j >= count) continue;
-          const int32_t to = expert.pairs != nullptr ? expert.pairs[row + j] : row + j;
-          const float scale =
-              kChooses ? chosen.inverses[expert.pairs != nullptr ? to / args.top_k : to] : 1.0f;
-          const float value = SwiGlu((j == 0 ? total.x : total.y) * scale,
-                                     (j == 0 ? total.z : total.w) * scale, args.swiglu_limit);
-          expert.activated[int64_t{to} * expert.intermediate + column] =
-              static_cast<uint16_t>(PackBfloat16(value, 0));
+          const int64_t to = expert.pairs != nullptr ? expert.pairs[row + j] : row + j;
+          expert.activated[to * expert.intermediate + column] =
+              static_cast<uint16_t>(PackBfloat16(values[j], 0));
         }
       }
       if (S::kBuffers == 1) __syncthreads();
@@ -246,33 +205,23 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
 }
 
 template <typename S>
-size_t SharedBytes(const MoeStreamArgs& args, bool chooses) {
-  const size_t row_bytes =
-      sizeof(uint16_t) * static_cast<size_t>(args.experts.hidden_size + kRowPadding);
-  return S::Ring::kBytes + S::kSumBytes + TableBytes(args.bound) +
-         (chooses ? sizeof(ChoiceShared) + static_cast<size_t>(args.num_rows) * row_bytes : 0);
-}
-
-template <typename S, bool kChooses>
-absl::Status LaunchGateUp(const Launcher& launcher, const MoeStreamArgs& args,
-                          const GateArgs& gate) {
-  return Launch(launcher, "moe gate_up", GateUpKernel<S, kChooses>,
-                {.grid = dim3(static_cast<uint32_t>(launcher.device.num_sms)),
-                 .threads = kStreamThreads,
-                 .shared_bytes = SharedBytes<S>(args, kChooses),
-                 .early = true},
-                args, gate);
+size_t SharedBytes(int32_t bound) {
+  return S::Ring::kBytes + S::kSumBytes +
+         sizeof(Expert) * static_cast<size_t>(kMaxSharedExperts + bound);
 }
 
 }  // namespace
 
-size_t GateUpSharedBytes(const MoeStreamArgs& args) { return SharedBytes<FewRows>(args, false); }
+size_t GateUpSharedBytes(const MoeStreamArgs& args) { return SharedBytes<FewRows>(args.bound); }
 
-absl::Status StreamGateUp(const Launcher& launcher, const MoeStreamArgs& args,
-                          const GateArgs& gate) {
+absl::Status StreamGateUp(const Launcher& launcher, const MoeStreamArgs& args) {
   static_assert(kMaxStreamTokens <= FewRows::kRows);
-  return gate.weight == nullptr ? LaunchGateUp<FewRows, false>(launcher, args, gate)
-                                : LaunchGateUp<Choosing, true>(launcher, args, gate);
+  return Launch(launcher, "moe gate_up", GateUpKernel<FewRows>,
+                {.grid = dim3(static_cast<uint32_t>(launcher.device.num_sms)),
+                 .threads = kStreamThreads,
+                 .shared_bytes = GateUpSharedBytes(args),
+                 .early = true},
+                args);
 }
 
 }  // namespace kernels::cuda

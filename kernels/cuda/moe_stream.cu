@@ -41,26 +41,6 @@ MoeStreamArgs MakeArgs(const MoeParams& params, const StreamExperts& experts) {
           .output_row_stride = params.output_row_stride};
 }
 
-// A gate that every block of gate_up can choose by, if `gate_weight` is one.  The kernel for a
-// single row's choice takes no longer than gate_up's first weights take to come.
-GateArgs SmallGate(const Launcher& launcher, const MoeParams& params, const StreamExperts& experts,
-                   const MatrixStack& gate_weight) {
-  static_assert(kMaxStreamTokens * kMaxChoiceExperts <= kMaxTickets);
-  const StoredMatrix& matrix = gate_weight.parts[0];
-  const auto aligned = [](const void* pointer) {
-    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-  };
-  GateArgs gate{.params = params};
-  if (params.num_rows > 1 && matrix.dtype == DType::kBfloat16 && matrix.scales == nullptr &&
-      experts.hidden_size <= 8 * kStreamThreads && params.gate.num_experts <= kMaxChoiceExperts &&
-      params.gate.top_k <= kMaxChoiceTopK && params.input_row_stride % 4 == 0 &&
-      aligned(params.input) && aligned(params.norm_weight)) {
-    gate.weight = static_cast<const uint16_t*>(matrix.data);
-    gate.logits = launcher.device.tickets;
-  }
-  return gate;
-}
-
 }  // namespace
 
 bool CanStreamMoe(const MoeParams& params, const StreamExperts& experts,
@@ -99,12 +79,9 @@ absl::Status StreamMoe(const Launcher& launcher, const MoeParams& params,
   }
   LayOut(params.workspace, params.num_rows, params.gate, experts.hidden_size,
          experts.intermediate_size, shared_intermediate, args.work);
-  const GateArgs gate = SmallGate(launcher, params, experts, gate_weight);
-  if (gate.weight == nullptr) {
-    RETURN_IF_ERROR(RouteRows(launcher, params, gate_weight, args));
-  }
-  RETURN_IF_ERROR(StreamGateUp(launcher, args, gate));
-  return StreamDown(launcher, args, gate);
+  RETURN_IF_ERROR(RouteRows(launcher, params, gate_weight, args));
+  RETURN_IF_ERROR(StreamGateUp(launcher, args));
+  return StreamDown(launcher, args);
 }
 
 }  // namespace kernels::cuda

@@ -1,10 +1,9 @@
-// Moe for up to kMaxStreamTokens rows over bf16 experts: two or three kernels, no permutation.
-// Weights stream through once (weight_ring.cuh); every block works out for itself which rows are
-// its own. A sibling of moe.cu's general form, for devices that may round activations to bf16;
-// grouped_moe.h is the one for more rows.
+// Moe for up to kMaxStreamTokens rows over bf16 experts: three kernels, no permutation.  Weights
+// stream through once (weight_ring.cuh); every block works out for itself which rows are its own.
+// A sibling of moe.cu's general form, for devices that may round activations to bf16; grouped_moe.h
+// is the one for more rows.
 //
-//   route    norm, gate logits and choice of every row; rows in bf16.  Of a few rows by a small
-//            gate the next kernel does it (moe_choice.cuh)
+//   route    norm, gate logits and choice of every row; rows in bf16
 //   gate_up  activated = silu(W_gate a) * (W_up a): a block 8 columns of an expert at a time
 //   down     out = x + sum of weight * W_down activated: a block 16 columns, all experts
 //

@@ -12,7 +12,7 @@
 
 namespace kernels::cuda {
 
-struct alignas(16) ActiveExpert {
+struct ActiveExpert {
   StreamExpert weights;
   int32_t count;  // of its rows; 0: there are no more such experts
 };
@@ -42,26 +42,14 @@ struct MoeStreamArgs {
   int64_t output_row_stride;
 };
 
-// A gate for which gate_up's blocks choose themselves (moe_choice.cuh): each of the first has
-// kBlockExperts of its rows, a thread 8 columns.
-inline constexpr int32_t kBlockExperts = 8;
-inline constexpr int32_t kMaxChoiceExperts = 64;
-inline constexpr int32_t kMaxChoiceTopK = 8;
-struct GateArgs {
-  MoeParams params;
-  const uint16_t* weight = nullptr;  // [num_experts, hidden] bf16; null: the rows are routed
-  uint32_t* logits = nullptr;        // [rows, kMaxChoiceExperts] zero between operations
-};
-
 // moe_route.cu: normed, ids, weights, and the active experts.
 absl::Status RouteRows(const Launcher& launcher, const MoeParams& params,
                        const MatrixStack& gate_weight, const MoeStreamArgs& args);
-// moe_gate_up.cu: activated and shared_activated; if it chooses, weights and the active experts.
-absl::Status StreamGateUp(const Launcher& launcher, const MoeStreamArgs& args,
-                          const GateArgs& gate);
+// moe_gate_up.cu: activated and shared_activated.
+absl::Status StreamGateUp(const Launcher& launcher, const MoeStreamArgs& args);
 size_t GateUpSharedBytes(const MoeStreamArgs& args);
-// moe_down.cu: output; sets the gate's published logits back to zero.
-absl::Status StreamDown(const Launcher& launcher, const MoeStreamArgs& args, const GateArgs& gate);
+// moe_down.cu: output.
+absl::Status StreamDown(const Launcher& launcher, const MoeStreamArgs& args);
 size_t DownSharedBytes(const MoeStreamArgs& args);
 
 }  // namespace kernels::cuda
