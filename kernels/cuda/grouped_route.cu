@@ -9,7 +9,7 @@
 namespace kernels::cuda {
 namespace {
 
-constexpr int32_t kRouteThreads = 256;
+constexpr int32_t kRouteThreads = 512;
 constexpr int32_t kRouteWarps = kRouteThreads / kWarpSize;
 constexpr int32_t kTileExperts = 64;  // whose logits a block sums at a time
 constexpr int32_t kExpertTiles = kTileExperts / 8;
@@ -30,12 +30,13 @@ struct RouteArgs {
   ExpertChoice choice;
 };
 
-// Shared memory of a block of kRows rows.
+// Shared memory of a block of kRows rows, each of which a warp chooses for.
 template <int32_t kRows>
 struct RouteShared {
+  static_assert(kRows <= kRouteWarps);
   __host__ __device__ static constexpr size_t PartialBytes(int32_t num_experts) {
     const size_t partial = sizeof(float) * kRouteWarps * kRows * kPitch;
-    const size_t choosing = kRouteWarps * RowShared::Bytes(num_experts);
+    const size_t choosing = kRows * RowShared::Bytes(num_experts);
     return partial > choosing ? partial : choosing;
   }
   __host__ __device__ static constexpr size_t Bytes(int32_t num_experts) {
@@ -232,7 +233,7 @@ __device__ void StoreNormed(const RouteArgs& args, int32_t row_begin,
 // A block takes kRows rows: its warps share the depth, then the rows to choose.  Shared: partial
 // sums, later what choosing needs; the logits.
 template <int32_t kRows>
-__global__ void __launch_bounds__(kRouteThreads, 2)
+__global__ void __launch_bounds__(kRouteThreads, 1)
     RouteKernel(const __grid_constant__ MoeParams params, const __grid_constant__ RouteArgs args) {
   __shared__ double squares[kRouteWarps][kRows];
   __shared__ float inverse[kRows];
@@ -273,12 +274,10 @@ __global__ void __launch_bounds__(kRouteThreads, 2)
     __syncthreads();
   }
   StoreNormed<kRows>(args, row_begin, inverse);
-  for (int32_t r = warp; r < kRows && row_begin + r < args.num_rows; r += kRouteWarps) {
-    ChooseExperts(params, row_begin + r, logits + r * num_experts,
-                  RowShared(DynamicShared(), warp, num_experts), args.choice.ids,
-                  args.choice.weights);
-    __syncwarp();
-  }
+  if (warp >= kRows || row_begin + warp >= args.num_rows) return;
+  ChooseExperts(params, row_begin + warp, logits + warp * num_experts,
+                RowShared(DynamicShared(), warp, num_experts), args.choice.ids,
+                args.choice.weights);
 }
 
 template <int32_t kRows>
@@ -313,9 +312,12 @@ absl::Status RouteGroups(const Launcher& launcher, const MoeParams& params, int6
                        .hidden = hidden,
                        .normed = normed,
                        .choice = choice};
-  // Few rows a block while a multiprocessor has at most one; many read the gate less often.
-  return params.num_rows <= 8 * launcher.device.num_sms ? LaunchRoute<8>(launcher, params, args)
-                                                        : LaunchRoute<16>(launcher, params, args);
+  // Few rows a block while a multiprocessor has at most one; many read the gate less often, and
+  // with very many experts do not fit.
+  constexpr int32_t kManyExperts = 512;
+  return params.num_rows <= 8 * launcher.device.num_sms || choice.num_experts > kManyExperts
+             ? LaunchRoute<8>(launcher, params, args)
+             : LaunchRoute<16>(launcher, params, args);
 }
 
 }  // namespace kernels::cuda
