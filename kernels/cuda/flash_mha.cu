@@ -248,26 +248,27 @@ __device__ void AttendTiles(FlashShared& shared, const RaggedMhaParams& params) 
   };
   RingPosition<kStages> k_at, v_at;
   RingPosition<kTilePlaces> tile_at;
-  uint32_t queries[kQueryProducts][4];
+  uint32_t queries[kQueryProducts][4] = {};
   uint32_t query_parity = 0;
+  float scores[kProductSums];
   if (warpgroup == 1) PassTurn(warpgroup);  // the first warpgroup begins
   WaitFor(&shared.full_tile[0], 0);
-  if (shared.tiles[0].seq >= 0) LoadQueries(params, shared.tiles[0], warpgroup, queries);
-  for (;; tile_at.Advance()) {
-    WaitFor(&shared.full_tile[tile_at.stage], tile_at.parity);
+  bool has_tile = shared.tiles[0].seq >= 0;
+  if (has_tile) {
+    LoadQueries(params, shared.tiles[0], warpgroup, queries);
+    WaitFor(&shared.full_k[0], 0);
+  }
+  TakeTurn(warpgroup);
+  BeginScores(shared, 0, queries, scores);
+  PassTurn(warpgroup);
+  for (; has_tile; tile_at.Advance()) {
     const FlashTile& tile = shared.tiles[tile_at.stage];
-    if (tile.seq < 0) break;
     const int32_t num_steps = tile.num_steps;
     int32_t offset = tile.offset, left = tile.kv_len;  // from the step's first key on
     RowState state;
     float out[kProductSums] = {};
-    float scores[kProductSums], shrink[2];
+    float shrink[2];
     uint32_t weights[kKeyProducts][4];
-    // The products of this step's scores run beside those of the last step's values.
-    WaitFor(&shared.full_k[k_at.stage], k_at.parity);
-    TakeTurn(warpgroup);
-    BeginScores(shared, k_at.stage, queries, scores);
-    PassTurn(warpgroup);
     WaitForProducts<0>();
     KeepSums(scores);
     arrive(&shared.empty_k[k_at.stage]);
@@ -275,6 +276,7 @@ __device__ void AttendTiles(FlashShared& shared, const RaggedMhaParams& params) 
     Mask(scores, offset, left);
     RaiseMax(scores, scale_log2, state, shrink);
     Weigh(scores, scale_log2, shrink, state, weights, out);
+    // The products of this step's scores run beside those of the last step's values.
     for (int32_t step = 1; step < num_steps; ++step, k_at.Advance(), v_at.Advance()) {
       offset -= kFlashKeys;
       left -= kFlashKeys;
@@ -297,20 +299,28 @@ __device__ void AttendTiles(FlashShared& shared, const RaggedMhaParams& params) 
     WaitFor(&shared.full_v[v_at.stage], v_at.parity);
     if (left < kFlashKeys) ClearValues(shared.v[v_at.stage], left, warpgroup);
     BeginValues(shared, v_at.stage, weights, out);
-    WaitForProducts<0>();
-    KeepSums(out);
-    arrive(&shared.empty_v[v_at.stage]);
-    v_at.Advance();
+    // The next tile's first products run while this one's rows are stored.
     RingPosition<kTilePlaces> next_at = tile_at;
     next_at.Advance();
     WaitFor(&shared.full_tile[next_at.stage], next_at.parity);
-    if (shared.tiles[next_at.stage].seq >= 0) {
+    has_tile = shared.tiles[next_at.stage].seq >= 0;
+    if (has_tile) {
       TakeQueries(shared, warpgroup, query_parity, queries);
       query_parity ^= 1;
+      WaitFor(&shared.full_k[k_at.stage], k_at.parity);
     }
+    TakeTurn(warpgroup);
+    BeginScores(shared, k_at.stage, queries, scores);
+    PassTurn(warpgroup);
+    WaitForProducts<1>();
+    KeepSums(out);
+    arrive(&shared.empty_v[v_at.stage]);
+    v_at.Advance();
     StoreRows(params, tile, state, out, shared.staged[ThisThread() / kWarpSize]);
     arrive(&shared.empty_tile[tile_at.stage]);
   }
+  WaitForProducts<0>();  // of a tile that there is not
+  KeepSums(scores);
   if (warpgroup == 0) TakeTurn(warpgroup);  // the last one that was passed
 }
 
