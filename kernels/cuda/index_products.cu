@@ -352,10 +352,11 @@ __global__ void __launch_bounds__(kThreads, 1)
                 kKeys / min(params.pages.block_size, kKeys));
   }
   PublishBarriers();
-  WaitForPrevious();
   TileShare<F::kRunRows> share = FindShare<F::kRunRows>(params, shared.warp_tiles);
+  IndexRun run;
+  if (share.begin < share.end) run = share.cursor.Find(params, share.begin);
+  WaitForPrevious();
   if (share.begin == share.end) return;
-  IndexRun run = share.cursor.Find(params, share.begin);
   // Every kWarpgroups-th tile is this warpgroup's.
   int32_t index = share.begin + warpgroup;
   Sender<kFloat8> sender(params, fault, share.end, share.cursor, run);

@@ -9,6 +9,9 @@
 
 namespace kernels::cuda {
 
+// Both read positions, row_to_seq and the block table while the stream's kernel before may still
+// run: it does not write them.
+
 // A key without a block scores as zeros; Synchronize reports it.  A row of a sequence without any
 // block (padded) sees nothing.
 absl::Status IndexerLogits(const Launcher& launcher, const IndexerLogitsParams& params);

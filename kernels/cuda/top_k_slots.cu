@@ -341,10 +341,10 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1024 / kT
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
   for (int32_t i = thread; i < kBins; i += kThreads) shared.histogram[0][i] = 0;
   if (thread == 0) shared.num_candidates = 0;
-  __syncthreads();
-  WaitForPrevious();
   const IndexerRows& rows = params.rows;
   VisibleKeys seen = KeysOfRow(rows, row);
+  __syncthreads();
+  WaitForPrevious();
   if (seen.count > rows.top_k && seen.count > params.logits_stride) {
     if (thread == 0) NoteFault(fault, FaultKind::kNoBlock, seen.seq, seen.count);
     seen.count = 0;
