@@ -58,9 +58,13 @@ int64_t DeepseekV4::CarveScratch(std::byte* base) {
   carver.Take(scratch_.comb, rows * streams * streams);
   carver.Take(scratch_.input, rows * config_.hidden_size);
   carver.Take(scratch_.output, rows * config_.hidden_size);
-  carver.Take(scratch_.linear_workspace,
-              backend_.LinearWorkspaceBytes(
-                  limits.max_tokens, std::max<int64_t>(config_.hidden_size, config_.q_lora_rank)));
+  carver.Take(
+      scratch_.linear_workspace,
+      backend_.LinearWorkspaceBytes(
+          limits.max_tokens, std::max({int64_t{config_.hidden_size}, int64_t{config_.q_lora_rank},
+                                       int64_t{config_.o_groups} * config_.o_lora_rank,
+                                       int64_t{config_.num_attention_heads} / config_.o_groups *
+                                           config_.qk_head_dim()})));
   carver.Take(
       scratch_.moe_workspace,
       backend_.MoeWorkspaceBytes(

@@ -389,20 +389,24 @@ absl::Status DeepseekV4Attention::ProjectOutput(const StepView& step,
                                                 const V4AttentionWeights& weights, float* output) {
   const int64_t columns = int64_t{config_.num_attention_heads} * config_.qk_head_dim();
   const int64_t rows_a = int64_t{config_.o_groups} * config_.o_lora_rank;
-  RETURN_IF_ERROR(
-      backend_.HeadLinear(step.context, {.weight = weights.o_a.get(),
-                                         .num_rows = step.num_tokens(),
-                                         .input = scratch_.attention,
-                                         .input_row_stride = columns,
-                                         .input_head_stride = columns / config_.o_groups,
-                                         .output = scratch_.o_a,
-                                         .output_row_stride = rows_a,
-                                         .output_head_stride = config_.o_lora_rank}));
+  const int64_t group_columns = columns / config_.o_groups;
+  for (int32_t group = 0; group < config_.o_groups; ++group) {
+    const OutputSegment part{.data = scratch_.o_a + int64_t{group} * config_.o_lora_rank,
+                             .row_stride = rows_a,
+                             .columns = config_.o_lora_rank};
+    RETURN_IF_ERROR(backend_.Linear(
+        step.context, {.weight = weights.o_a[group].get(),
+                       .num_rows = step.num_tokens(),
+                       .input = FloatRows(scratch_.attention + group * group_columns, columns),
+                       .outputs = {&part, 1},
+                       .workspace = step.linear_workspace}));
+  }
   const OutputSegment segment = Dense(output, config_.hidden_size);
   return backend_.Linear(step.context, {.weight = weights.o_b.get(),
                                         .num_rows = step.num_tokens(),
                                         .input = FloatRows(scratch_.o_a, rows_a),
-                                        .outputs = {&segment, 1}});
+                                        .outputs = {&segment, 1},
+                                        .workspace = step.linear_workspace});
 }
 
 }  // namespace model

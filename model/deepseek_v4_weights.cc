@@ -159,6 +159,12 @@ absl::Status ReadAttention(const ModelConfig& config, LayerType type, const Name
   ASSIGN_OR_RETURN(layer.sink, reader.Vector(names.Find({"attn_sink", "sinks"}), heads));
   ASSIGN_OR_RETURN(layer.o_a, reader.Matrix(names.Find({"wo_a.weight", "o_a_proj.weight"}), o_rows,
                                             heads / config.o_groups * dim));
+  if (layer.o_a.scales != nullptr && config.o_lora_rank % layer.o_a.scale_block_rows != 0 &&
+      layer.o_a.scale_block_rows % config.o_lora_rank != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("o_lora_rank must divide the ", layer.o_a.scale_block_rows,
+                     " rows of a scale block or be a multiple of them, is ", config.o_lora_rank));
+  }
   ASSIGN_OR_RETURN(layer.o_b,
                    reader.Matrix(names.Find({"wo_b.weight", "o_b_proj.weight"}), hidden, o_rows));
   return ReadCompressors(config, type, names, reader, layer);
@@ -292,10 +298,11 @@ absl::Status PackAttention(const ModelConfig& config, LayerType type, const Laye
   ASSIGN_OR_RETURN(weights.q_b, backend.PackLinear(q_b));
   ASSIGN_OR_RETURN(weights.kv_norm, Upload(tensors.kv_norm, backend));
   ASSIGN_OR_RETURN(weights.sink, Upload(tensors.sink, backend));
-  const kernels::HeadSlice groups{.num_heads = config.o_groups,
-                                  .head_rows = config.o_lora_rank,
-                                  .row_count = config.o_lora_rank};
-  ASSIGN_OR_RETURN(weights.o_a, backend.PackHeadLinear(tensors.o_a, groups));
+  for (int32_t group = 0; group < config.o_groups; ++group) {
+    const WeightTensor rows =
+        MatrixRows(tensors.o_a, int64_t{group} * config.o_lora_rank, config.o_lora_rank);
+    ASSIGN_OR_RETURN(weights.o_a.emplace_back(), backend.PackLinear({&rows, 1}));
+  }
   ASSIGN_OR_RETURN(weights.o_b, backend.PackLinear({&tensors.o_b, 1}));
   return absl::OkStatus();
 }

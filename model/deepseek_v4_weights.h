@@ -42,7 +42,8 @@ struct V4AttentionWeights {
   DeviceVector sink;                               // [H]
   CompressorWeights compressor;                    // CSA, HCA
   CompressorWeights index_compressor;              // CSA
-  std::unique_ptr<kernels::PackedHeadLinear> o_a;  // per group [o_lora_rank, H / groups * head_dim]
+  // By group [o_lora_rank, H / groups * head_dim].
+  std::vector<std::unique_ptr<kernels::PackedLinear>> o_a;
   std::unique_ptr<kernels::PackedLinear> o_b;      // [hidden, groups * o_lora_rank]
 };
 

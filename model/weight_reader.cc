@@ -39,20 +39,6 @@ absl::Status Mismatch(const TensorView& tensor, const std::string& expected,
                                                  ": expected ", expected, ", found ", found));
 }
 
-// Rows [begin, begin + count) of `matrix`.
-WeightTensor Rows(const WeightTensor& matrix, int64_t begin, int64_t count) {
-  WeightTensor rows = matrix;
-  rows.rows = count;
-  rows.data = static_cast<const std::byte*>(matrix.data) +
-              begin * matrix.cols * kernels::DTypeBits(matrix.dtype) / 8;
-  if (matrix.scales != nullptr) {
-    rows.scales = static_cast<const std::byte*>(matrix.scales) +
-                  begin / matrix.scale_block_rows * CeilDiv(matrix.cols, matrix.scale_block_cols) *
-                      kernels::DTypeBits(matrix.scale_dtype) / 8;
-  }
-  return rows;
-}
-
 // MTP layers: "mtp.*" of V4, layers past the last one elsewhere (models.md 2.3, 2.4).
 bool IsDraftTensor(std::string_view name, const ModelConfig& config) {
   if (config.family == ModelFamily::kDeepseekV4) return name.substr(0, 4) == "mtp.";
@@ -64,6 +50,19 @@ bool IsDraftTensor(std::string_view name, const ModelConfig& config) {
 }
 
 }  // namespace
+
+WeightTensor MatrixRows(const WeightTensor& matrix, int64_t begin, int64_t count) {
+  WeightTensor rows = matrix;
+  rows.rows = count;
+  rows.data = static_cast<const std::byte*>(matrix.data) +
+              begin * matrix.cols * kernels::DTypeBits(matrix.dtype) / 8;
+  if (matrix.scales != nullptr) {
+    rows.scales = static_cast<const std::byte*>(matrix.scales) +
+                  begin / matrix.scale_block_rows * CeilDiv(matrix.cols, matrix.scale_block_cols) *
+                      kernels::DTypeBits(matrix.scale_dtype) / 8;
+  }
+  return rows;
+}
 
 absl::StatusOr<const TensorView*> WeightReader::Get(const std::string& name,
                                                     const std::vector<int64_t>& shape) {
@@ -249,8 +248,8 @@ absl::StatusOr<std::vector<ExpertTensors>> WeightReader::FusedExperts(const std:
         config_.weight_block_rows, " rows of a scale block, found ", intermediate_size));
   }
   for (size_t i = 0; i < experts.size(); ++i) {
-    experts[i].gate = Rows(gate_up[i], 0, intermediate_size);
-    experts[i].up = Rows(gate_up[i], intermediate_size, intermediate_size);
+    experts[i].gate = MatrixRows(gate_up[i], 0, intermediate_size);
+    experts[i].up = MatrixRows(gate_up[i], intermediate_size, intermediate_size);
     experts[i].down = down[i];
   }
   return experts;

@@ -21,6 +21,10 @@
 
 namespace model {
 
+// Rows [begin, begin + count) of `matrix`.  REQUIRES: if it is scaled, `begin` begins a block of
+// scales, or all rows lie in one.
+kernels::WeightTensor MatrixRows(const kernels::WeightTensor& matrix, int64_t begin, int64_t count);
+
 class WeightReader final {
  public:
   // Both must outlive the reader.

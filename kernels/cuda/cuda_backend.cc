@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/absorbed_decode.h"
+#include "kernels/cuda/bfloat16_weight.h"
 #include "kernels/cuda/c128a_metadata.h"
 #include "kernels/cuda/compress_kv.h"
 #include "kernels/cuda/cuda_status.h"
@@ -22,6 +23,7 @@
 #include "kernels/cuda/sparse_decode.h"
 #include "kernels/cuda/store_entries.h"
 #include "kernels/cuda/store_kv.h"
+#include "kernels/cuda/stored_matrix.h"
 #include "kernels/cuda/window_slots.h"
 #include "status/status_macros.h"
 
@@ -186,6 +188,11 @@ class CudaBackend final : public Backend {
   }
   absl::StatusOr<std::unique_ptr<PackedHeadLinear>> PackHeadLinear(
       const WeightTensor& tensor, const HeadSlice& slice) override {
+    // Products per head are of bf16, of which the fast ones have no form for fp8.
+    if (runtime_->device().bfloat16 && tensor.dtype == DType::kFloat8E4m3) {
+      RETURN_IF_ERROR(CheckStored(tensor));
+      return cuda::PackHeadLinear(ToBfloat16(tensor).tensor, slice);
+    }
     return cuda::PackHeadLinear(tensor, slice);
   }
   absl::StatusOr<std::unique_ptr<PackedExperts>> PackExperts(

@@ -140,6 +140,45 @@ absl::StatusOr<std::unique_ptr<PackedLinear>> PackLinear(absl::Span<const Weight
   return std::make_unique<CudaPackedLinear>(stack, std::move(uploaded.memory), stacked[0].cols);
 }
 
+namespace {
+
+// Whether the outputs of every matrix of the stack are segments of its own.
+bool HasOwnSegments(const LinearParams& params, const MatrixStack& stack) {
+  int64_t columns = 0;
+  size_t next = 0;
+  for (int32_t i = 0; i < stack.num_parts; ++i) {
+    while (next < params.outputs.size() && columns < stack.row_end[i]) {
+      columns += params.outputs[next++].columns;
+    }
+    if (columns != stack.row_end[i]) return false;
+  }
+  return params.epilogue == LinearEpilogue::kNone && params.residual_in == nullptr &&
+         params.residual_out == nullptr;
+}
+
+// One matrix after the other: the fast products take no more than one.
+absl::Status LinearOneByOne(const Launcher& launcher, const LinearParams& params,
+                            const MatrixStack& stack) {
+  absl::Span<const OutputSegment> outputs = params.outputs;
+  for (int32_t i = 0; i < stack.num_parts; ++i) {
+    const StoredMatrix& matrix = stack.parts[i];
+    MatrixStack one{.num_parts = 1};
+    one.parts[0] = matrix;
+    one.row_end[0] = matrix.rows;
+    const CudaPackedLinear weight(one, nullptr, matrix.cols);
+    size_t count = 0;
+    for (int64_t columns = 0; columns < matrix.rows; ++count) columns += outputs[count].columns;
+    LinearParams part = params;
+    part.weight = &weight;
+    part.outputs = outputs.first(count);
+    RETURN_IF_ERROR(Linear(launcher, part));
+    outputs.remove_prefix(count);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 int64_t LinearWorkspaceBytes(int32_t max_rows, int64_t max_in_features) {
   return max_rows * max_in_features * static_cast<int64_t>(sizeof(float));
 }
@@ -164,6 +203,10 @@ absl::Status Linear(const Launcher& launcher, const LinearParams& params) {
   RETURN_IF_ERROR(CheckLinear(params));
   RETURN_IF_ERROR(CheckSupported(params));
   if (params.num_rows == 0) return absl::OkStatus();
+  if (launcher.device.bfloat16 && weight.stack().num_parts > 1 &&
+      HasOwnSegments(params, weight.stack())) {
+    return LinearOneByOne(launcher, params, weight.stack());
+  }
   if (launcher.device.bfloat16 && CanRunSkinny(params, weight.stack())) {
     return SkinnyLinear(launcher, params, weight.stack());
   }

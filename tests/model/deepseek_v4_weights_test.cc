@@ -234,6 +234,14 @@ TEST_F(DeepseekV4WeightsTest, SaysWhatIsWrongNamingFileTensorExpectedAndFound) {
       {shape("layers.0.attn.wo_a.scale", {8, 1}),
        "layers.0.attn.wo_a.scale: expected shape [1, 8], found [8, 1]"},
       {[](EditableCheckpoint& c) {
+         c.config["o_lora_rank"] = 96;  // of two groups
+         c.tensors["layers.0.attn.wo_a.weight"].shape = {192, 1024};
+         c.tensors["layers.0.attn.wo_a.weight"].bytes.resize(192 * 1024);
+         c.tensors["layers.0.attn.wo_a.scale"].shape = {2, 8};
+         c.tensors["layers.0.attn.wo_a.scale"].bytes.resize(16);
+       },
+       "o_lora_rank must divide the 128 rows of a scale block or be a multiple of them, is 96"},
+      {[](EditableCheckpoint& c) {
          c.tensors["layers.0.attn.wq_a.weight"] = c.tensors["layers.0.ffn.experts.3.w2.weight"];
          c.tensors["layers.0.attn.wq_a.weight"].shape = {64, 64};
          c.tensors["layers.0.attn.wq_a.weight"].bytes.resize(64 * 64);
