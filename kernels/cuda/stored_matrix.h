@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -41,8 +42,8 @@ class MatrixUploader final {
   void Add(const WeightTensor& tensor) { Add(tensor, tensor.data, tensor.rows, tensor.cols); }
   // The same with `data` [rows, cols] in place of the tensor's, in its dtype and with its scales.
   void Add(const WeightTensor& tensor, const void* data, int64_t rows, int64_t cols);
-  // Adds the tensor's rows to the last matrix if they can be one (same dtype, no scales), else as a
-  // matrix of its own.
+  // Adds the tensor's rows to the last matrix if they can be one (stored alike, and no block of
+  // scales begins in one and ends in the other), else as a matrix of its own.
   void Stack(const WeightTensor& tensor);
 
   struct Result {
@@ -58,13 +59,20 @@ class MatrixUploader final {
     int64_t size_bytes = 0;
     int64_t offset = 0;
   };
-  int64_t Place(const void* host, int64_t size_bytes, int64_t alignment);
+  // A part of the memory: data, or scales, so that a stack's lie together too.
+  struct Area {
+    std::vector<Piece> pieces;
+    int64_t size_bytes = 0;
+    int64_t Place(const void* host, int64_t size_bytes, int64_t alignment);
+  };
+  // Adds the tensor's scales; where they are.
+  int64_t PlaceScales(const WeightTensor& tensor, int64_t alignment);
 
-  std::vector<Piece> pieces_;
-  std::vector<StoredMatrix> matrices_;  // without pointers until Upload
-  std::vector<int64_t> data_offset_;    // of each matrix
-  std::vector<int64_t> scale_offset_;   // -1: none
-  int64_t size_bytes_ = 0;
+  Area data_, scales_;
+  std::deque<std::vector<float>> widened_;  // scales as they are uploaded
+  std::vector<StoredMatrix> matrices_;      // without pointers until Upload
+  std::vector<int64_t> data_offset_;        // of each matrix in data_
+  std::vector<int64_t> scale_offset_;       // -1: none
 };
 
 }  // namespace kernels::cuda
