@@ -8,7 +8,8 @@
 //              kSwiGlu     W holds gate rows then up rows: segment <- silu(min(g, c)) * clamp(u, -c, c)
 //
 // A row's result does not depend, bit for bit, on the other rows of the call; on cuda, where products
-// are of bf16, as long as there are up to 16, up to 128, or more of them: these are three forms.
+// are of bf16, as long as there are up to 16, up to 128, or more of them: these are three forms.  Over
+// fp8 weights there are two: as many rows as a block can hold, 16 at most, and more.
 
 #ifndef KERNELS_LINEAR_H_
 #define KERNELS_LINEAR_H_

@@ -24,6 +24,12 @@ __device__ inline uint2 SpreadFloat8(uint32_t codes) {
   return {place(low), place(high)};
 }
 
+// The same by fewer instructions in another order: codes 0 and 2, codes 1 and 3.
+__device__ inline uint2 SpreadFloat8Apart(uint32_t codes) {
+  constexpr uint32_t kNumber = 0x07f007f0, kSign = 0x80008000;
+  return {(codes << 4 & kNumber) | (codes << 8 & kSign), (codes >> 4 & kNumber) | (codes & kSign)};
+}
+
 // Pairs of bf16 numbers, the first in the lower half.
 __device__ inline uint32_t MultiplyPair(uint32_t a, uint32_t b) {
   uint32_t product;

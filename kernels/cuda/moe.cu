@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -237,20 +238,19 @@ absl::Status RunExperts(const Launcher& launcher, ExpertArgs args, const float* 
                 {.grid = dim3(columns(args.hidden), tiles), .threads = kTileThreads}, args);
 }
 
-// The experts in the form that streams, if every one of them is bf16.
+// The experts in the form that streams, if there is one for them.
 absl::Status MakeStreamExperts(absl::Span<const StoredMatrix> matrices,
                                CudaPackedExperts& experts) {
-  for (const StoredMatrix& matrix : matrices) {
-    if (matrix.dtype != DType::kBfloat16 || matrix.scales != nullptr) return absl::OkStatus();
-  }
+  const std::optional<ExpertFormats> formats = ExpertFormatsOf(matrices, experts.num_routed);
+  if (!formats.has_value()) return absl::OkStatus();
   if (experts.shared_intermediate.size() > kMaxSharedExperts) return absl::OkStatus();
   std::vector<StreamExpert> views;
   for (size_t i = 0; i < matrices.size(); i += 3) {
-    views.push_back({static_cast<const uint16_t*>(matrices[i].data),
-                     static_cast<const uint16_t*>(matrices[i + 1].data),
-                     static_cast<const uint16_t*>(matrices[i + 2].data)});
+    views.push_back(
+        {AsStreamed(matrices[i]), AsStreamed(matrices[i + 1]), AsStreamed(matrices[i + 2])});
   }
   StreamExperts& stream = experts.stream;
+  stream.formats = *formats;
   stream.hidden_size = experts.hidden_size;
   stream.intermediate_size = experts.intermediate_size;
   for (const int64_t size : experts.shared_intermediate) {

@@ -80,13 +80,16 @@ __device__ void FillTables(const MoeStreamArgs& args, int32_t num_pieces, const 
 
 // One warp's unit of work: a piece of a shared expert, or an active expert.
 struct Unit {
-  const uint16_t* down;  // null: there is no such unit
+  StreamedMatrix down;  // null: there is no such unit
   const uint16_t* activated;
   int32_t intermediate;
   StepRange steps;
-  int32_t active;  // -1: every row
+  int32_t active;  // -1: every row, of a shared expert
+
+  __device__ bool is_shared() const { return active < 0; }
 };
 
+template <ExpertFormats kFormats>
 __device__ Unit UnitAt(const MoeStreamArgs& args, const Pieces& pieces, int32_t index) {
   const StreamExperts& experts = args.experts;
   if (index >= pieces.total) {
@@ -94,10 +97,10 @@ __device__ Unit UnitAt(const MoeStreamArgs& args, const Pieces& pieces, int32_t 
     if (active >= args.bound) return {};
     const ActiveExpert expert = args.work.active[active];
     const auto intermediate = static_cast<int32_t>(experts.intermediate_size);
-    return {expert.count > 0 ? expert.weights.down : nullptr,
+    return {expert.count > 0 ? expert.weights.down : StreamedMatrix{},
             args.work.activated,
             intermediate,
-            {0, intermediate / kStepDepth},
+            {0, intermediate / StepDepthOf(RoutedFormat(kFormats))},
             active};
   }
   const uint16_t* activated = args.work.shared_activated;
@@ -107,7 +110,7 @@ __device__ Unit UnitAt(const MoeStreamArgs& args, const Pieces& pieces, int32_t 
     activated += args.num_rows * experts.shared_intermediate[s];
   }
   const auto intermediate = static_cast<int32_t>(experts.shared_intermediate[s]);
-  const int32_t steps = intermediate / kStepDepth;
+  const int32_t steps = intermediate / StepDepthOf(SharedFormat(kFormats));
   return {experts.shared[s].down,
           activated,
           intermediate,
@@ -116,17 +119,17 @@ __device__ Unit UnitAt(const MoeStreamArgs& args, const Pieces& pieces, int32_t 
 }
 
 // Sends for a warp's weights: every kStreamWarps-th unit, as often as its rows are taken.
-template <typename Ring, int32_t kRows>
+template <ExpertFormats kFormats, typename Ring, int32_t kRows>
 class Sender {
  public:
   __device__ Sender(const MoeStreamArgs& args, const Pieces& pieces)
       : args_(args), pieces_(pieces), index_(static_cast<int32_t>(threadIdx.x) / kWarpSize) {
-    next_ = UnitAt(args_, pieces_, index_);
+    next_ = UnitAt<kFormats>(args_, pieces_, index_);
     Enter();
   }
 
   __device__ void Send(Ring& ring) {
-    if (rows_[0] == nullptr) {
+    if (!is_left_) {
       ring.PushNothing();
       return;
     }
@@ -144,36 +147,41 @@ class Sender {
  private:
   // The unit whose addresses were asked for when the one before began.
   __device__ void Enter() {
-    const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
     steps_ = next_.steps;
     step_ = steps_.begin;
-    left_ = next_.active < 0        ? args_.num_rows
-            : next_.down != nullptr ? args_.work.active[next_.active].count
-                                    : 0;
-    const int64_t column = int64_t{blockIdx.x} * kStreamRows + lane / 4;
-    rows_[0] =
-        next_.down == nullptr ? nullptr : next_.down + column * next_.intermediate + 8 * (lane % 4);
-    rows_[1] = rows_[0] + kStreamRows / 2 * next_.intermediate;
+    is_left_ = next_.down.data != nullptr;
+    left_ = next_.is_shared() ? args_.num_rows
+            : is_left_        ? args_.work.active[next_.active].count
+                              : 0;
+    const auto row_at = [&](int32_t i) {
+      return StreamedRow{next_.down, int64_t{blockIdx.x} * kStreamRows + i};
+    };
+    rows_ = next_.is_shared() ? LineUp<SharedFormat(kFormats)>(next_.intermediate, row_at)
+                              : LineUp<RoutedFormat(kFormats)>(next_.intermediate, row_at);
     index_ += kStreamWarps;
-    next_ = UnitAt(args_, pieces_, index_);
+    next_ = UnitAt<kFormats>(args_, pieces_, index_);
   }
 
   const MoeStreamArgs& args_;
   const Pieces& pieces_;
   int32_t index_;
   Unit next_;
-  const uint16_t* rows_[2];
+  LaneRows rows_;
+  bool is_left_;  // a unit
   StepRange steps_;
   int32_t step_;
   int32_t left_;
 };
 
+template <ExpertFormats kFormats, int32_t kDepth>
+using RingFor = WeightRing<kSteps, kDepth, kFormats != ExpertFormats::kBfloat16>;
+
 // Grid: tiles of 16 columns.  Shared: the ring and the tables.  A row's contributions are added in
 // the order of its experts, the shared ones last, whatever warp computed them.
-template <int32_t kTiles, int32_t kDepth>
+template <ExpertFormats kFormats, int32_t kTiles, int32_t kDepth>
 __global__ void __launch_bounds__(kStreamThreads, 1)
     DownKernel(const __grid_constant__ MoeStreamArgs args) {
-  using Ring = WeightRing<1, kSteps, kDepth>;
+  using Ring = RingFor<kFormats, kDepth>;
   constexpr int32_t kRows = kTiles * kTokensPerTile;
   Ring ring(DynamicShared());
   Tables tables;
@@ -184,7 +192,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   const int32_t g = lane / 4, t = lane % 4;
   // The choices were made by the kernel before the previous one, so weights may set out now.
-  Sender<Ring, kRows> sender(args, pieces);
+  Sender<kFormats, Ring, kRows> sender(args, pieces);
   for (int32_t i = 0; i < kDepth; ++i) sender.Send(ring);
   FillTables(args, pieces.total, tables);
   WaitForPrevious();
@@ -198,9 +206,11 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     residual = args.input[row * args.input_row_stride + column];
   }
   for (int32_t index = warp;; index += kStreamWarps) {
-    const Unit unit = UnitAt(args, pieces, index);
-    if (unit.down == nullptr) break;
-    const bool is_shared = unit.active < 0;
+    const Unit unit = UnitAt<kFormats>(args, pieces, index);
+    if (unit.down.data == nullptr) break;
+    const bool is_shared = unit.is_shared();
+    const int32_t lane_values = is_shared ? StepActivations<SharedFormat(kFormats)>::kValues
+                                          : StepActivations<RoutedFormat(kFormats)>::kValues;
     const int32_t begin = is_shared ? 0 : tables.begin[unit.active];
     const int32_t count = is_shared ? args.num_rows : tables.begin[unit.active + 1] - begin;
     const int32_t place = is_shared ? index * args.num_rows : pieces.total * args.num_rows + begin;
@@ -211,11 +221,17 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
       for (int32_t i = 0; i < kTiles; ++i) {
         const int32_t mine = min(first + i * kTokensPerTile + g, count - 1);
         const int64_t at = is_shared ? mine : tables.pairs[begin + mine];
-        x[i] = unit.activated + at * unit.intermediate + 8 * t;
+        x[i] = unit.activated + at * unit.intermediate + lane_values * t;
       }
       const int32_t tiles = CeilDiv(count - first, kTokensPerTile);
       for (int32_t step = unit.steps.begin; step < unit.steps.end; step += kSteps) {
-        ring.template Multiply<kTiles>(sums, x, tiles, step, unit.steps.end - step);
+        if (SharedFormat(kFormats) != RoutedFormat(kFormats) && is_shared) {
+          ring.template Multiply<SharedFormat(kFormats)>(sums, x, tiles, step,
+                                                         unit.steps.end - step);
+        } else {
+          ring.template Multiply<RoutedFormat(kFormats)>(sums, x, tiles, step,
+                                                         unit.steps.end - step);
+        }
         sender.Send(ring);
       }
 #pragma unroll
@@ -250,7 +266,9 @@ static_assert(kMaxStreamTokens <= kTiles * kTokensPerTile);
 
 size_t DownSharedBytes(const MoeStreamArgs& args) {
   Tables tables;
-  return WeightRing<1, kSteps, kDepth>::kBytes +
+  return (args.experts.formats == ExpertFormats::kBfloat16
+              ? RingFor<ExpertFormats::kBfloat16, kDepth>::kBytes
+              : RingFor<ExpertFormats::kFloat8, kDepth>::kBytes) +
          LayOut(nullptr, args.num_rows, args.num_rows * args.top_k, CutShared(args.experts).total,
                 args.bound, tables);
 }
@@ -261,7 +279,12 @@ absl::Status StreamDown(const Launcher& launcher, const MoeStreamArgs& args) {
       .threads = kStreamThreads,
       .shared_bytes = DownSharedBytes(args),
       .early = true};
-  return Launch(launcher, "moe down", DownKernel<kTiles, kDepth>, shape, args);
+  const ExpertFormats formats = args.experts.formats;
+  const auto kernel =
+      formats == ExpertFormats::kFloat4   ? DownKernel<ExpertFormats::kFloat4, kTiles, kDepth>
+      : formats == ExpertFormats::kFloat8 ? DownKernel<ExpertFormats::kFloat8, kTiles, kDepth>
+                                          : DownKernel<ExpertFormats::kBfloat16, kTiles, kDepth>;
+  return Launch(launcher, "moe down", kernel, shape, args);
 }
 
 }  // namespace kernels::cuda

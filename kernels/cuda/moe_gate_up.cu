@@ -8,31 +8,33 @@
 namespace kernels::cuda {
 namespace {
 
-// kRowTiles * 8 columns of an expert, kTiles * 8 of its rows at a time.
-template <int32_t kRowTiles_, int32_t kTiles_, int32_t kSteps_, int32_t kDepth_>
+// 8 columns of an expert, kTiles * 8 of its rows at a time.
+template <ExpertFormats kFormats_, int32_t kTiles_, int32_t kSteps_, int32_t kDepth_>
 struct Shape {
-  static constexpr int32_t kRowTiles = kRowTiles_;
+  static constexpr ExpertFormats kFormats = kFormats_;
   static constexpr int32_t kTiles = kTiles_;
   static constexpr int32_t kSteps = kSteps_;  // of a chunk
   static constexpr int32_t kDepth = kDepth_;
-  static constexpr int32_t kColumns = kRowTiles * kStreamRows / 2;
+  static constexpr int32_t kColumns = kStreamRows / 2;
   static constexpr int32_t kRows = kTiles * kTokensPerTile;
-  static constexpr int32_t kSums = kRowTiles * kTiles;
-  static constexpr int32_t kBuffers = kSums <= 2 ? 2 : 1;
-  using Ring = WeightRing<kRowTiles, kSteps, kDepth>;
-  static constexpr size_t kSumBytes = sizeof(WarpSums<kSums>) * kBuffers;
+  static constexpr int32_t kBuffers = kTiles <= 2 ? 2 : 1;
+  using Ring = WeightRing<kSteps, kDepth, kFormats != ExpertFormats::kBfloat16>;
+  static constexpr size_t kSumBytes = sizeof(WarpSums<kTiles>) * kBuffers;
 };
-using FewRows = Shape<1, 1, 4, 6>;
+template <ExpertFormats kFormats>
+using FewRows = Shape<kFormats, 1, 4, 6>;
 
 // An expert with rows, in shared memory: the shared ones, then the active ones.
 struct Expert {
-  const uint16_t* gate;
-  const uint16_t* up;
+  StreamedMatrix gate;
+  StreamedMatrix up;
   const int32_t* pairs;  // null: every row
   uint16_t* activated;   // by pair, or by row
   int32_t intermediate;
   int32_t tiles;  // of its columns
   int32_t count;  // of rows
+
+  __device__ bool is_shared() const { return pairs == nullptr; }
 };
 
 // A position in a block's work: every gridDim.x-th tile of the experts' columns.
@@ -83,25 +85,40 @@ __device__ int32_t ListActive(const MoeStreamArgs& args, Expert* experts) {
   return num_active;
 }
 
+// The warp's steps of an expert's depth; a shared one is one of `is_shared`.
+template <ExpertFormats kFormats>
+__device__ StepRange StepsOf(int64_t hidden, bool is_shared) {
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
+  const int32_t depth = StepDepthOf(is_shared ? SharedFormat(kFormats) : RoutedFormat(kFormats));
+  return StepsOfWarp(static_cast<int32_t>(hidden) / depth, warp);
+}
+
+// Values of a step that a lane holds of an activation row.
+template <ExpertFormats kFormats>
+__device__ int32_t ValuesOfLane(bool is_shared) {
+  return is_shared ? StepActivations<SharedFormat(kFormats)>::kValues
+                   : StepActivations<RoutedFormat(kFormats)>::kValues;
+}
+
 // Sends for a warp's weights, chunk by chunk; of a tile as often as its rows are taken.
 template <typename S>
 class Sender {
  public:
-  __device__ Sender(const MoeStreamArgs& args, const Expert* experts, StepRange steps)
-      : hidden_(args.experts.hidden_size), steps_(steps), cursor_(experts) {}
+  __device__ Sender(const MoeStreamArgs& args, const Expert* experts)
+      : hidden_(args.experts.hidden_size), cursor_(experts) {}
 
   // False: nothing is left of the first `num_experts`.
   __device__ bool Send(typename S::Ring& ring, int32_t num_experts) {
     if (step_ == steps_.end) {
       if (!cursor_.Find(num_experts)) return false;
       const Expert& expert = cursor_.expert();
-      const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-#pragma unroll
-      for (int32_t i = 0; i < S::kRowTiles; ++i) {
-        const int64_t column = cursor_.column() + i * kStreamRows / 2 + lane / 4;
-        rows_[2 * i] = expert.gate + column * hidden_ + 8 * (lane % 4);
-        rows_[2 * i + 1] = expert.up + column * hidden_ + 8 * (lane % 4);
-      }
+      const auto row_at = [&](int32_t i) {
+        constexpr int32_t kHalf = kStreamRows / 2;
+        return StreamedRow{i < kHalf ? expert.gate : expert.up, cursor_.column() + i % kHalf};
+      };
+      rows_ = expert.is_shared() ? LineUp<SharedFormat(S::kFormats)>(hidden_, row_at)
+                                 : LineUp<RoutedFormat(S::kFormats)>(hidden_, row_at);
+      steps_ = StepsOf<S::kFormats>(hidden_, expert.is_shared());
       step_ = steps_.begin;
     }
     ring.Push(rows_, step_, steps_.end - step_);
@@ -119,11 +136,11 @@ class Sender {
 
  private:
   const int64_t hidden_;
-  const StepRange steps_;
+  StepRange steps_ = {0, 0};
   Cursor<S> cursor_;
-  int32_t step_ = steps_.end;  // the end: of a tile to be found
+  int32_t step_ = 0;  // the end: of a tile to be found
   int32_t first_ = 0;
-  const uint16_t* rows_[2 * S::kRowTiles];
+  LaneRows rows_;
 };
 
 // Grid: as many blocks as run at once.  Shared: the ring, the warps' sums, the experts.
@@ -132,7 +149,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     GateUpKernel(const __grid_constant__ MoeStreamArgs args) {
   std::byte* memory = DynamicShared();
   typename S::Ring ring(memory);
-  auto* reduce = reinterpret_cast<WarpSums<S::kSums>*>(memory + S::Ring::kBytes);
+  auto* reduce = reinterpret_cast<WarpSums<S::kTiles>*>(memory + S::Ring::kBytes);
   auto* experts = reinterpret_cast<Expert*>(memory + S::Ring::kBytes + S::kSumBytes);
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
@@ -154,8 +171,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     }
   }
   __syncthreads();
-  const StepRange steps = StepsOfWarp(static_cast<int32_t>(hidden / kStepDepth), warp);
-  Sender<S> sender(args, experts, steps);
+  Sender<S> sender(args, experts);
   // The shared experts' weights set out before the rows and their experts are known.
   int32_t sent = 0;
   while (sent < S::kDepth && sender.Send(ring, num_experts)) ++sent;
@@ -171,30 +187,36 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   for (; cursor.Find(num_experts); cursor.Next()) {
     const Expert& expert = cursor.expert();
     const int32_t count = expert.count;
+    const StepRange steps = StepsOf<S::kFormats>(hidden, expert.is_shared());
     for (int32_t first = 0; first < count; first += S::kRows) {
-      float sums[S::kSums][4] = {};
+      float sums[S::kTiles][4] = {};
       const uint16_t* x[S::kTiles];
 #pragma unroll
       for (int32_t i = 0; i < S::kTiles; ++i) {
         const int32_t mine = min(first + i * kTokensPerTile + g, count - 1);
         const int64_t row = expert.pairs != nullptr ? expert.pairs[mine] / args.top_k : mine;
-        x[i] = args.work.normed + row * hidden + 8 * t;
+        x[i] = args.work.normed + row * hidden + t * ValuesOfLane<S::kFormats>(expert.is_shared());
       }
       const int32_t tiles = CeilDiv(count - first, kTokensPerTile);
       for (int32_t step = steps.begin; step < steps.end; step += S::kSteps) {
-        ring.template Multiply<S::kTiles>(sums, x, tiles, step, steps.end - step);
+        if (SharedFormat(S::kFormats) != RoutedFormat(S::kFormats) && expert.is_shared()) {
+          ring.template Multiply<SharedFormat(S::kFormats)>(sums, x, tiles, step, steps.end - step);
+        } else {
+          ring.template Multiply<RoutedFormat(S::kFormats)>(sums, x, tiles, step, steps.end - step);
+        }
         send();
       }
-      const float4 total = ReduceOverWarps<S::kSums>(sums, reduce[buffer]);
-      if (warp < S::kSums) {
-        const int32_t column = cursor.column() + warp / S::kTiles * kStreamRows / 2 + g;
-        const int32_t row = first + warp % S::kTiles * kTokensPerTile + 2 * t;
+      const float4 total = ReduceOverWarps<S::kTiles>(sums, reduce[buffer]);
+      if (warp < S::kTiles) {
+        const int32_t column = cursor.column() + g;
+        const int32_t row = first + warp * kTokensPerTile + 2 * t;
         const float values[2] = {SwiGlu(total.x, total.z, args.swiglu_limit),
                                  SwiGlu(total.y, total.w, args.swiglu_limit)};
         for (int32_t j = 0; j < 2; ++j) {
           if (row + j >= count) continue;
           const int64_t to = expert.pairs != nullptr ? expert.pairs[row + j] : row + j;
-          expert.activated[to * expert.intermediate + column] =
+          expert.activated[to * expert.intermediate +
+                           ActivationPlace(RoutedFormat(S::kFormats), column)] =
               static_cast<uint16_t>(PackBfloat16(values[j], 0));
         }
       }
@@ -212,11 +234,20 @@ size_t SharedBytes(int32_t bound) {
 
 }  // namespace
 
-size_t GateUpSharedBytes(const MoeStreamArgs& args) { return SharedBytes<FewRows>(args.bound); }
+size_t GateUpSharedBytes(const MoeStreamArgs& args) {
+  return args.experts.formats == ExpertFormats::kBfloat16
+             ? SharedBytes<FewRows<ExpertFormats::kBfloat16>>(args.bound)
+             : SharedBytes<FewRows<ExpertFormats::kFloat8>>(args.bound);
+}
 
 absl::Status StreamGateUp(const Launcher& launcher, const MoeStreamArgs& args) {
-  static_assert(kMaxStreamTokens <= FewRows::kRows);
-  return Launch(launcher, "moe gate_up", GateUpKernel<FewRows>,
+  static_assert(kMaxStreamTokens <= FewRows<ExpertFormats::kBfloat16>::kRows);
+  const ExpertFormats formats = args.experts.formats;
+  const auto kernel =
+      formats == ExpertFormats::kFloat4   ? GateUpKernel<FewRows<ExpertFormats::kFloat4>>
+      : formats == ExpertFormats::kFloat8 ? GateUpKernel<FewRows<ExpertFormats::kFloat8>>
+                                          : GateUpKernel<FewRows<ExpertFormats::kBfloat16>>;
+  return Launch(launcher, "moe gate_up", kernel,
                 {.grid = dim3(static_cast<uint32_t>(launcher.device.num_sms)),
                  .threads = kStreamThreads,
                  .shared_bytes = GateUpSharedBytes(args),

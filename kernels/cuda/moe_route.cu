@@ -158,7 +158,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = threadIdx.x; i < hidden; i += kThreads) {
     x[i] = x[i] * inverse * params.norm_weight[i];
     if (blockIdx.y == 0) {
-      work.normed[row * hidden + i] = static_cast<uint16_t>(PackBfloat16(x[i], 0));
+      work.normed[row * hidden + ActivationPlace(RoutedFormat(args.experts.formats), i)] =
+          static_cast<uint16_t>(PackBfloat16(x[i], 0));
     }
   }
   __syncthreads();

@@ -46,12 +46,17 @@ MoeStreamArgs MakeArgs(const MoeParams& params, const StreamExperts& experts) {
 bool CanStreamMoe(const MoeParams& params, const StreamExperts& experts,
                   const MatrixStack& gate_weight) {
   if (experts.routed == nullptr || params.num_rows > kMaxStreamTokens ||
-      gate_weight.num_parts != 1 || experts.hidden_size % kStepDepth != 0 ||
-      experts.intermediate_size % kStepDepth != 0) {
+      gate_weight.num_parts != 1) {
+    return false;
+  }
+  const int32_t routed_step = StepDepthOf(RoutedFormat(experts.formats));
+  const int32_t shared_step = StepDepthOf(SharedFormat(experts.formats));
+  if (experts.hidden_size % routed_step != 0 || experts.intermediate_size % routed_step != 0 ||
+      (experts.num_shared > 0 && experts.hidden_size % shared_step != 0)) {
     return false;
   }
   for (int32_t s = 0; s < experts.num_shared; ++s) {
-    if (experts.shared_intermediate[s] % kStepDepth != 0) return false;
+    if (experts.shared_intermediate[s] % shared_step != 0) return false;
   }
   const MoeStreamArgs args = MakeArgs(params, experts);
   const size_t route_bytes =

@@ -1,7 +1,7 @@
-// Moe for up to kMaxStreamTokens rows over bf16 experts: three kernels, no permutation.  Weights
-// stream through once (weight_ring.cuh); every block works out for itself which rows are its own.
-// A sibling of moe.cu's general form, for devices that may round activations to bf16; grouped_moe.h
-// is the one for more rows.
+// Moe for up to kMaxStreamTokens rows over experts of bf16, fp8 or fp4: three kernels, no
+// permutation.  Weights stream through once (weight_ring.cuh); every block works out for itself
+// which rows are its own. A sibling of moe.cu's general form, for devices that may round
+// activations to bf16; grouped_moe.h is the one for more rows.
 //
 //   route    norm, gate logits and choice of every row; rows in bf16
 //   gate_up  activated = silu(W_gate a) * (W_up a): a block 8 columns of an expert at a time
@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/matrix_stack.h"
+#include "kernels/cuda/weight_format.h"
 #include "kernels/moe.h"
 
 namespace kernels::cuda {
@@ -25,15 +26,16 @@ namespace kernels::cuda {
 inline constexpr int32_t kMaxStreamTokens = 8;
 inline constexpr int32_t kMaxSharedExperts = 4;
 
-// One expert's weights: [intermediate, hidden] twice, [hidden, intermediate]; bf16.
+// One expert's weights: [intermediate, hidden] twice, [hidden, intermediate].
 struct StreamExpert {
-  const uint16_t* gate;
-  const uint16_t* up;
-  const uint16_t* down;
+  StreamedMatrix gate;
+  StreamedMatrix up;
+  StreamedMatrix down;
 };
 
 // The experts of a layer in the form that streams.
 struct StreamExperts {
+  ExpertFormats formats = ExpertFormats::kBfloat16;
   const StreamExpert* routed = nullptr;  // [num_experts], on the device
   StreamExpert shared[kMaxSharedExperts] = {};
   int32_t num_shared = 0;

@@ -10,11 +10,15 @@
 namespace kernels::cuda {
 namespace {
 
-constexpr int32_t kSteps = 4;     // of a chunk
-constexpr int32_t kPadding = 32;  // of a row of activations: rows lie in different banks
+constexpr int32_t kSteps = 4;  // of a chunk
+
+// Of a row of activations: what lanes of two rows read at a time lies in different banks.
+constexpr int32_t PaddingOf(WeightFormat format) {
+  return format == WeightFormat::kBfloat16 ? 32 : 8;
+}
 
 struct Args {
-  const uint16_t* weight = nullptr;  // [rows, depth] bf16
+  StreamedMatrix weight;  // [rows, depth]
   int64_t depth = 0;
   int64_t columns = 0;  // of the output
   int32_t num_tiles = 0;
@@ -45,6 +49,7 @@ struct ColumnPieces {
 
 // Rows times norm_weight in bf16 -> x, and 1 / rms of each; the block's work.  A product of
 // normed rows is that of these, scaled.  `first_norm`: the thread's first pieces of norm_weight.
+template <WeightFormat kFormat>
 __device__ void PrepareRows(const Args& args, const ColumnPieces& first_norm, uint16_t* x,
                             float* inverses) {
   __shared__ float partial[kStreamWarps][kMaxSkinnyRows];
@@ -52,7 +57,7 @@ __device__ void PrepareRows(const Args& args, const ColumnPieces& first_norm, ui
   const auto depth = static_cast<int32_t>(args.depth);
   for (int32_t row = 0; row < args.num_rows; ++row) {
     const float* from = args.input + row * args.input_row_stride;
-    uint16_t* to = x + row * (depth + kPadding);
+    uint16_t* to = x + row * (depth + PaddingOf(kFormat));
     float sum = 0;
     const int32_t first = 4 * static_cast<int32_t>(threadIdx.x);
     for (int32_t begin = first; begin < depth; begin += 4 * kPieces * kStreamThreads) {
@@ -69,6 +74,7 @@ __device__ void PrepareRows(const Args& args, const ColumnPieces& first_norm, ui
           sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
           v = make_float4(v.x * n.x, v.y * n.y, v.z * n.z, v.w * n.w);
         }
+        if constexpr (SwapsActivations(kFormat)) v = make_float4(v.x, v.z, v.y, v.w);
         *reinterpret_cast<uint2*>(to + column) =
             make_uint2(PackBfloat16(v.x, v.y), PackBfloat16(v.z, v.w));
       }
@@ -91,13 +97,17 @@ __device__ void PrepareRows(const Args& args, const ColumnPieces& first_norm, ui
   __syncthreads();
 }
 
+template <WeightFormat kFormat, int32_t kDepth>
+using RingFor = WeightRing<kSteps, kDepth, kFormat != WeightFormat::kBfloat16>;
+
 // Grid: as many blocks as run at once; a block every gridDim.x-th tile of 16 weight rows:
 // consecutive ones, or with SwiGLU 8 gate rows and the 8 up rows of the same columns.  Shared: the
 // ring, then the rows.
-template <int32_t kTiles, int32_t kDepth>
+template <WeightFormat kFormat, int32_t kTiles, int32_t kDepth>
 __global__ void __launch_bounds__(kStreamThreads, 1)
     SkinnyKernel(const __grid_constant__ Args args) {
-  using Ring = WeightRing<1, kSteps, kDepth>;
+  using Ring = RingFor<kFormat, kDepth>;
+  constexpr int32_t kPadding = PaddingOf(kFormat);
   __shared__ WarpSums<kTiles> reduce[2];
   __shared__ float inverses[kMaxSkinnyRows];
   Ring ring(DynamicShared());
@@ -105,25 +115,25 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   const int32_t g = lane / 4, t = lane % 4;
-  const StepRange steps = StepsOfWarp(static_cast<int32_t>(args.depth / kStepDepth), warp);
+  const StepRange steps =
+      StepsOfWarp(static_cast<int32_t>(args.depth / StepDepthOf(kFormat)), warp);
   const int64_t tile_columns = args.swiglu ? kStreamRows / 2 : kStreamRows;
 
   auto tile = static_cast<int32_t>(blockIdx.x);  // to be sent for
   int32_t step = steps.end;                      // of it; the end: it is to be entered
-  const uint16_t* weights[2];
+  LaneRows weights;
   const auto send = [&] {
     if (step >= steps.end) {
       if (tile >= args.num_tiles) {
         ring.PushNothing();
         return;
       }
-      // Rows past the end are read at the last one and not stored.
-      const int64_t last = args.columns - 1;
-      const int64_t first = tile * tile_columns + g;
-      const int64_t top = min(first, last);
-      const int64_t bottom = args.swiglu ? args.columns + top : min(first + kStreamRows / 2, last);
-      weights[0] = args.weight + top * args.depth + 8 * t;
-      weights[1] = args.weight + bottom * args.depth + 8 * t;
+      weights = LineUp<kFormat>(args.depth, [&](int32_t i) {
+        // Rows past the end are read at the last one and not stored.
+        const bool is_up = args.swiglu && i >= kStreamRows / 2;
+        const int64_t column = tile * tile_columns + i - (is_up ? kStreamRows / 2 : 0);
+        return StreamedRow{args.weight, min(column, args.columns - 1) + (is_up ? args.columns : 0)};
+      });
       step = steps.begin;
     }
     ring.Push(weights, step, steps.end - step);
@@ -137,13 +147,14 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
               static_cast<int32_t>(args.depth));
   }
   WaitForPrevious();
-  PrepareRows(args, norm, rows, inverses);
+  PrepareRows<kFormat>(args, norm, rows, inverses);
 
   const uint16_t* x[kTiles];
 #pragma unroll
   for (int32_t i = 0; i < kTiles; ++i) {
     const int32_t row = min(i * kTokensPerTile + g, args.num_rows - 1);
-    x[i] = rows + row * (static_cast<int32_t>(args.depth) + kPadding) + 8 * t;
+    x[i] = rows + row * (static_cast<int32_t>(args.depth) + kPadding) +
+           StepActivations<kFormat>::kValues * t;
   }
   int32_t buffer = 0;
   for (int32_t at = static_cast<int32_t>(blockIdx.x); at < args.num_tiles;
@@ -160,7 +171,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     }
     float sums[kTiles][4] = {};
     for (int32_t s = steps.begin; s < steps.end; s += kSteps) {
-      ring.template Multiply<kTiles>(sums, x, kTiles, s, steps.end - s);
+      ring.template Multiply<kFormat>(sums, x, kTiles, s, steps.end - s);
       send();
     }
     const float4 total = ReduceOverWarps<kTiles>(sums, reduce[buffer]);
@@ -183,40 +194,63 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
 // The depths of a ring, and what they leave for rows.
 constexpr int32_t kDeep = 6;
 constexpr int32_t kShallow = 3;
+template <WeightFormat kFormat>
+constexpr int32_t kShallowest = kFormat == WeightFormat::kBfloat16 ? kShallow : 2;
 
-template <int32_t kDepth>
-constexpr size_t kRingBytes = WeightRing<1, kSteps, kDepth>::kBytes;
 constexpr size_t kStaticBytes = 20 * 1024;
 
+template <WeightFormat kFormat>
 size_t RowBytes(int32_t num_rows, int64_t depth) {
-  return sizeof(uint16_t) * static_cast<size_t>(num_rows * (depth + kPadding));
+  return sizeof(uint16_t) * static_cast<size_t>(num_rows * (depth + PaddingOf(kFormat)));
 }
-bool Fits(size_t ring_bytes, int32_t num_rows, int64_t depth) {
-  return ring_bytes + RowBytes(num_rows, depth) + kStaticBytes <= kMaxSharedBytes;
+template <WeightFormat kFormat, int32_t kDepth>
+bool Fits(int32_t num_rows, int64_t depth) {
+  return RingFor<kFormat, kDepth>::kBytes + RowBytes<kFormat>(num_rows, depth) + kStaticBytes <=
+         kMaxSharedBytes;
+}
+template <WeightFormat kFormat>
+bool CanStream(int32_t num_rows, int64_t depth) {
+  return depth % StepDepthOf(kFormat) == 0 && Fits<kFormat, kShallowest<kFormat>>(num_rows, depth);
 }
 
 bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-template <int32_t kTiles>
+template <WeightFormat kFormat, int32_t kTiles, int32_t kDepth>
+absl::Status LaunchDepth(const Launcher& launcher, const Args& args) {
+  return Launch(
+      launcher, "skinny linear", SkinnyKernel<kFormat, kTiles, kDepth>,
+      {.grid = dim3(static_cast<uint32_t>(std::min(args.num_tiles, launcher.device.num_sms))),
+       .threads = kStreamThreads,
+       .shared_bytes =
+           RingFor<kFormat, kDepth>::kBytes + RowBytes<kFormat>(args.num_rows, args.depth),
+       .early = true},
+      args);
+}
+template <WeightFormat kFormat, int32_t kTiles>
 absl::Status LaunchTiles(const Launcher& launcher, const Args& args) {
-  const bool deep = Fits(kRingBytes<kDeep>, args.num_rows, args.depth);
-  const LaunchShape shape{
-      .grid = dim3(static_cast<uint32_t>(std::min(args.num_tiles, launcher.device.num_sms))),
-      .threads = kStreamThreads,
-      .shared_bytes =
-          (deep ? kRingBytes<kDeep> : kRingBytes<kShallow>)+RowBytes(args.num_rows, args.depth),
-      .early = true};
-  return deep ? Launch(launcher, "skinny linear", SkinnyKernel<kTiles, kDeep>, shape, args)
-              : Launch(launcher, "skinny linear", SkinnyKernel<kTiles, kShallow>, shape, args);
+  const auto launch = Fits<kFormat, kDeep>(args.num_rows, args.depth)
+                          ? LaunchDepth<kFormat, kTiles, kDeep>
+                      : Fits<kFormat, kShallow>(args.num_rows, args.depth)
+                          ? LaunchDepth<kFormat, kTiles, kShallow>
+                          : LaunchDepth<kFormat, kTiles, kShallowest<kFormat>>;
+  return launch(launcher, args);
+}
+template <WeightFormat kFormat>
+absl::Status LaunchFormat(const Launcher& launcher, const Args& args) {
+  return args.num_rows <= kTokensPerTile ? LaunchTiles<kFormat, 1>(launcher, args)
+                                         : LaunchTiles<kFormat, 2>(launcher, args);
 }
 
 }  // namespace
 
 bool CanRunSkinny(const LinearParams& params, const MatrixStack& weight) {
   const StoredMatrix& matrix = weight.parts[0];
-  return weight.num_parts == 1 && matrix.dtype == DType::kBfloat16 && matrix.scales == nullptr &&
-         matrix.cols % kStepDepth == 0 && params.num_rows <= kMaxSkinnyRows &&
-         Fits(kRingBytes<kShallow>, params.num_rows, matrix.cols) &&
+  const auto format = StreamFormatOf(matrix);
+  return weight.num_parts == 1 && params.num_rows <= kMaxSkinnyRows &&
+         ((format == WeightFormat::kBfloat16 &&
+           CanStream<WeightFormat::kBfloat16>(params.num_rows, matrix.cols)) ||
+          (format == WeightFormat::kFloat8 &&
+           CanStream<WeightFormat::kFloat8>(params.num_rows, matrix.cols))) &&
          params.input.dtype == DType::kFloat32 && params.input.row_stride % 4 == 0 &&
          IsAligned(params.input.data) && IsAligned(params.norm_weight) &&
          params.residual_in == nullptr && params.residual_out == nullptr;
@@ -228,7 +262,7 @@ absl::Status SkinnyLinear(const Launcher& launcher, const LinearParams& params,
   const bool swiglu = params.epilogue == LinearEpilogue::kSwiGlu;
   const int64_t columns = swiglu ? matrix.rows / 2 : matrix.rows;
   const int64_t tile_columns = swiglu ? kStreamRows / 2 : kStreamRows;
-  const Args args{.weight = static_cast<const uint16_t*>(matrix.data),
+  const Args args{.weight = AsStreamed(matrix),
                   .depth = matrix.cols,
                   .columns = columns,
                   .num_tiles = static_cast<int32_t>(CeilDiv(columns, tile_columns)),
@@ -240,8 +274,9 @@ absl::Status SkinnyLinear(const Launcher& launcher, const LinearParams& params,
                   .swiglu = swiglu,
                   .swiglu_limit = params.swiglu_limit,
                   .output = MakeLinearOutput(params)};
-  return params.num_rows <= kTokensPerTile ? LaunchTiles<1>(launcher, args)
-                                           : LaunchTiles<2>(launcher, args);
+  return StreamFormatOf(matrix) == WeightFormat::kFloat8
+             ? LaunchFormat<WeightFormat::kFloat8>(launcher, args)
+             : LaunchFormat<WeightFormat::kBfloat16>(launcher, args);
 }
 
 }  // namespace kernels::cuda

@@ -1,6 +1,6 @@
-// Linear for a few rows over bf16 weights, products of bf16 with float32 sums: the weights stream
-// through once, whatever bandwidth the memory has (weight_stream.cuh).  A sibling of linear.cu's
-// general product, for devices that may round activations to bf16.
+// Linear for a few rows over bf16 or fp8 weights, products of bf16 with float32 sums: the weights
+// stream through once, whatever bandwidth the memory has (weight_stream.cuh).  A sibling of
+// linear.cu's general product, for devices that may round activations to bf16.
 
 #ifndef KERNELS_CUDA_SKINNY_LINEAR_H_
 #define KERNELS_CUDA_SKINNY_LINEAR_H_

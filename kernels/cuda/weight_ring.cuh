@@ -1,7 +1,8 @@
 // Weights on their way from memory to fragments (weight_stream.cuh) through shared memory: a ring
 // of chunks for every lane, which only that lane writes and reads, so that nobody waits for
-// another.  As much of a multiprocessor's memory bandwidth as the ring holds is under way, across
-// the ends of tiles, and before the kernel's other inputs exist.
+// another; the scales of a warp's rows lie beside, which its lanes share.  As much of a
+// multiprocessor's memory bandwidth as the ring holds is under way, across the ends of tiles, and
+// before the kernel's other inputs exist.
 
 #ifndef KERNELS_CUDA_WEIGHT_RING_CUH_
 #define KERNELS_CUDA_WEIGHT_RING_CUH_
@@ -13,36 +14,81 @@
 #include <utility>
 
 #include "kernels/cuda/tensor_core.cuh"
+#include "kernels/cuda/weight_format.h"
 #include "kernels/cuda/weight_stream.cuh"
+#include "kernels/cuda/widened_step.cuh"
 
 namespace kernels::cuda {
 
-// A chunk is kSteps steps of kRowTiles times 16 rows; kDepth chunks are under way.
-template <int32_t kRowTiles, int32_t kSteps, int32_t kDepth>
+// A word of scales to an address of shared memory, in the background.
+__device__ inline void CopyWordAsync(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(to), "l"(from));
+}
+
+// What a lane sends for of 16 weight rows.
+struct LaneRows {
+  const std::byte* top = nullptr;     // row g from byte 16 t on
+  const std::byte* bottom = nullptr;  // row g + 8
+  const std::byte* scales = nullptr;  // row lane % 16's first word
+  int32_t scale_shift = 0;            // a word of scales is of 2^this steps
+};
+struct StreamedRow {
+  StreamedMatrix matrix;
+  int64_t row;
+};
+// row_at(i) gives row i of the 16, a StreamedRow.
+template <WeightFormat kFormat, typename RowAt>
+__device__ LaneRows LineUp(int64_t depth, RowAt row_at) {
+  constexpr int32_t kStepBytes = 64;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+  const int64_t row_bytes = depth / StepDepthOf(kFormat) * kStepBytes;
+  const auto from = [&](const StreamedRow& at) {
+    return at.matrix.data + at.row * row_bytes + 16 * (lane % 4);
+  };
+  LaneRows rows = {from(row_at(lane / 4)), from(row_at(lane / 4 + kStreamRows / 2)), nullptr, 0};
+  if constexpr (kFormat == WeightFormat::kFloat8) {
+    const StreamedRow at = row_at(lane % kStreamRows);
+    rows.scales = at.matrix.scales + at.row / 128 * CeilDiv(depth, int64_t{128}) * 4;
+    rows.scale_shift = 1;
+  } else if constexpr (kFormat == WeightFormat::kFloat4) {
+    const StreamedRow at = row_at(lane % kStreamRows);
+    rows.scales = at.matrix.scales + at.row * (depth / 32);
+  }
+  return rows;
+}
+
+// A chunk is kSteps steps of 16 rows; kDepth chunks are under way.
+template <int32_t kSteps, int32_t kDepth, bool kScaled>
 class WeightRing {
  public:
   static constexpr int32_t kPieceBytes = sizeof(Words4) * kStreamThreads;
-  static constexpr int32_t kStepBytes = kPieceBytes * 2 * kRowTiles;
+  static constexpr int32_t kStepBytes = kPieceBytes * 2;
   static constexpr int32_t kSlotBytes = kStepBytes * kSteps;
-  static constexpr size_t kBytes = size_t{kSlotBytes} * kDepth;
+  // A warp's scales of a chunk, words [kSteps][16]; a slot has every warp's.
+  static constexpr int32_t kScaleBytes = kScaled ? 4 * kStreamRows * kSteps : 0;
+  static constexpr int32_t kScaleSlotBytes = kScaleBytes * kStreamWarps;
+  static constexpr size_t kBytes = size_t{kSlotBytes + kScaleSlotBytes} * kDepth;
 
   __device__ explicit WeightRing(std::byte* shared)
       : begin_(static_cast<uint32_t>(__cvta_generic_to_shared(shared)) +
                threadIdx.x * static_cast<uint32_t>(sizeof(Words4))),
-        slot_(begin_) {}
+        slot_(begin_),
+        scales_begin_(static_cast<uint32_t>(__cvta_generic_to_shared(shared)) +
+                      kSlotBytes * kDepth + threadIdx.x / kWarpSize * kScaleBytes),
+        scales_(scales_begin_) {}
 
-  // Sends for `count` steps from `step` on: `rows`, this lane's of each half tile, from k 8t on.
-  __device__ void Push(const uint16_t* const (&rows)[2 * kRowTiles], int32_t step, int32_t count) {
+  // Sends for `count` steps from `step` on.
+  __device__ void Push(const LaneRows& rows, int32_t step, int32_t count) {
+    PushRow(slot_, rows.top + step * kRowStepBytes, count);
+    PushRow(slot_ + kPieceBytes, rows.bottom + step * kRowStepBytes, count);
+    if constexpr (kScaled) {
+      const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
 #pragma unroll
-    for (int32_t i = 0; i < 2 * kRowTiles; ++i) {
-      const uint16_t* row = rows[i] + step * kStepDepth;
-      const uint32_t to = slot_ + i * kPieceBytes;
-      if (count >= kSteps) {
-        PushSteps(to, row, std::make_integer_sequence<int32_t, kSteps>());
-      } else {
-        for (int32_t s = 0; s < count; ++s) {
-          CopyAsyncStreaming<0, 0>(to + s * kStepBytes, row + s * kStepDepth);
-        }
+      for (int32_t i = 0; i < kSteps; i += kWarpSize / kStreamRows) {
+        const int32_t s = i + lane / kStreamRows;
+        if (s >= count) continue;
+        CopyWordAsync(scales_ + 4 * (s * kStreamRows + lane % kStreamRows),
+                      rows.scales + ((step + s) >> rows.scale_shift) * 4);
       }
     }
     PushNothing();
@@ -50,68 +96,84 @@ class WeightRing {
   // A chunk that nobody will use.
   __device__ void PushNothing() {
     CommitCopies();
-    slot_ = slot_ == begin_ + (kDepth - 1) * kSlotBytes ? begin_ : slot_ + kSlotBytes;
+    const bool is_last = slot_ == begin_ + (kDepth - 1) * kSlotBytes;
+    slot_ = is_last ? begin_ : slot_ + kSlotBytes;
+    if constexpr (kScaled) scales_ = is_last ? scales_begin_ : scales_ + kScaleSlotBytes;
   }
 
   // Adds the oldest chunk's products with the first `tiles` of kTiles tiles of activations; `x`,
-  // this lane's row of each, from k 8t on, also where there is no such row: its sums mean nothing.
-  // `step` and `count` as they were pushed.  REQUIRES: the ring is full.  A Push comes next.
-  template <int32_t kTiles>
-  __device__ void Multiply(float (&sums)[kRowTiles * kTiles][4], const uint16_t* const (&x)[kTiles],
+  // this lane's row of each from its first value of a step on, also where there is no such row: its
+  // sums mean nothing.  `step` and `count` as they were pushed.  REQUIRES: the ring is full.  A
+  // Push comes next.
+  template <WeightFormat kFormat, int32_t kTiles>
+  __device__ void Multiply(float (&sums)[kTiles][4], const uint16_t* const (&x)[kTiles],
                            int32_t tiles, int32_t step, int32_t count) const {
-    ActivationFragment fragments[kSteps][kTiles];
+    static_assert(kScaled || kFormat == WeightFormat::kBfloat16);
+    constexpr int32_t kStepValues = StepDepthOf(kFormat);
+    StepActivations<kFormat> activations[kSteps][kTiles];
 #pragma unroll
     for (int32_t i = 0; i < kTiles; ++i) {
       if (i > 0 && i >= tiles) break;
-      const uint16_t* row = x[i] + step * kStepDepth;
+      const uint16_t* row = x[i] + step * kStepValues;
 #pragma unroll
       for (int32_t s = 0; s < kSteps; ++s) {
-        if (s < count) {
-          fragments[s][i] = *reinterpret_cast<const ActivationFragment*>(row + s * kStepDepth);
-        }
+        if (s < count) activations[s][i].Load(row + s * kStepValues);
       }
     }
     WaitForCopies<kDepth - 1>();
+    if constexpr (kScaled) __syncwarp();
     if (count >= kSteps) {
-      MultiplySteps<kTiles>(sums, fragments, tiles, std::make_integer_sequence<int32_t, kSteps>());
-      return;
-    }
+      MultiplySteps<kFormat>(sums, activations, tiles,
+                             std::make_integer_sequence<int32_t, kSteps>());
+    } else {
 #pragma unroll
-    for (int32_t s = 0; s < kSteps; ++s) {
-      if (s >= count) break;
-      MultiplyOne<kTiles>(sums, fragments[s], tiles, slot_ + s * kStepBytes);
+      for (int32_t s = 0; s < kSteps; ++s) {
+        if (s >= count) break;
+        MultiplyOne<kFormat>(sums, activations[s], tiles, s);
+      }
     }
+    if constexpr (kScaled) __syncwarp();
   }
 
  private:
-  template <int32_t... kS>
-  static __device__ void PushSteps(uint32_t to, const uint16_t* row,
-                                   std::integer_sequence<int32_t, kS...>) {
-    (CopyAsyncStreaming<kS * kStepBytes, kS * kStepDepth * 2>(to, row), ...);
-  }
-  template <int32_t kTiles, int32_t... kS>
-  __device__ void MultiplySteps(float (&sums)[kRowTiles * kTiles][4],
-                                const ActivationFragment (&fragments)[kSteps][kTiles],
-                                int32_t tiles, std::integer_sequence<int32_t, kS...>) const {
-    (MultiplyOne<kTiles>(sums, fragments[kS], tiles, slot_ + kS * kStepBytes), ...);
-  }
-  template <int32_t kTiles>
-  static __device__ void MultiplyOne(float (&sums)[kRowTiles * kTiles][4],
-                                     const ActivationFragment (&x)[kTiles], int32_t tiles,
-                                     uint32_t from) {
-#pragma unroll
-    for (int32_t r = 0; r < kRowTiles; ++r) {
-      const WeightFragment weights = {LoadShared(from + 2 * r * kPieceBytes),
-                                      LoadShared(from + (2 * r + 1) * kPieceBytes)};
-#pragma unroll
-      for (int32_t i = 0; i < kTiles; ++i) {
-        if (i == 0 || i < tiles) MultiplyStep(sums[r * kTiles + i], weights, x[i]);
+  static constexpr int32_t kRowStepBytes = 64;
+
+  __device__ static void PushRow(uint32_t to, const std::byte* row, int32_t count) {
+    if (count >= kSteps) {
+      PushSteps(to, row, std::make_integer_sequence<int32_t, kSteps>());
+    } else {
+      for (int32_t s = 0; s < count; ++s) {
+        CopyAsyncStreaming<0, 0>(to + s * kStepBytes, row + s * kRowStepBytes);
       }
+    }
+  }
+  template <int32_t... kS>
+  static __device__ void PushSteps(uint32_t to, const std::byte* row,
+                                   std::integer_sequence<int32_t, kS...>) {
+    (CopyAsyncStreaming<kS * kStepBytes, kS * kRowStepBytes>(to, row), ...);
+  }
+  template <WeightFormat kFormat, int32_t kTiles, int32_t... kS>
+  __device__ void MultiplySteps(float (&sums)[kTiles][4],
+                                const StepActivations<kFormat> (&activations)[kSteps][kTiles],
+                                int32_t tiles, std::integer_sequence<int32_t, kS...>) const {
+    (MultiplyOne<kFormat>(sums, activations[kS], tiles, kS), ...);
+  }
+  template <WeightFormat kFormat, int32_t kTiles>
+  __device__ void MultiplyOne(float (&sums)[kTiles][4], const StepActivations<kFormat> (&x)[kTiles],
+                              int32_t tiles, int32_t s) const {
+    const uint32_t from = slot_ + s * kStepBytes;
+    const WidenedStep<kFormat> weights({LoadShared(from), LoadShared(from + kPieceBytes)},
+                                       {scales_ + s * 4 * kStreamRows});
+#pragma unroll
+    for (int32_t i = 0; i < kTiles; ++i) {
+      if (i == 0 || i < tiles) weights.Multiply(sums[i], x[i]);
     }
   }
 
   const uint32_t begin_;  // this lane's first piece
   uint32_t slot_;         // where the next chunk goes; with the ring full, the oldest one
+  const uint32_t scales_begin_;
+  uint32_t scales_;  // the same of scales
 };
 
 }  // namespace kernels::cuda
