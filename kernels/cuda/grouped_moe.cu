@@ -1,8 +1,10 @@
 #include "kernels/cuda/grouped_moe.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "kernels/cuda/expert_products.h"
+#include "kernels/cuda/fragment_order.cuh"
 #include "kernels/cuda/gate.h"
 #include "kernels/cuda/grouped_route.h"
 #include "kernels/cuda/launch.cuh"
@@ -48,19 +50,26 @@ int64_t LayOut(std::byte* base, int64_t rows, const GateConfig& gate, int64_t hi
   return carver.size();
 }
 
-// sorted[slot] <- normed[row of slot], num_drawn <- 0.  One block a row.
+// sorted[slot] <- normed[row of slot], num_drawn <- 0; with fp8 or fp4 experts both in the order of
+// fragment_order.cuh.  One block a row.
 __global__ void __launch_bounds__(kThreads)
-    SortRowsKernel(ExpertChoice choice, const uint16_t* normed, uint16_t* sorted, int64_t hidden,
-                   int32_t* num_drawn) {
+    SortRowsKernel(ExpertChoice choice, uint16_t* normed, uint16_t* sorted, int64_t hidden,
+                   ExpertFormats formats, int32_t* num_drawn) {
   WaitForPrevious();
   if (blockIdx.x == 0 && threadIdx.x < 2) num_drawn[threadIdx.x] = 0;
   const int64_t row = blockIdx.x;
   const int32_t* slots = choice.slot_of_pair + row * choice.top_k;
-  for (int64_t i = kValues * int64_t{threadIdx.x}; i < hidden; i += kValues * kThreads) {
-    const uint4 values = *reinterpret_cast<const uint4*>(normed + row * hidden + i);
+  const bool reorders = formats != ExpertFormats::kBfloat16;
+  for (int64_t begin = 0; begin < hidden; begin += kValues * kThreads) {
+    const int64_t i = begin + kValues * int64_t{threadIdx.x};
+    uint4 values = {};
+    if (i < hidden) values = *reinterpret_cast<const uint4*>(normed + row * hidden + i);
+    if (reorders) __syncthreads();  // neighbours have read what is written now
+    if (i >= hidden) continue;
     for (int32_t k = 0; k < choice.top_k; ++k) {
-      *reinterpret_cast<uint4*>(sorted + slots[k] * hidden + i) = values;
+      StoreOrdered(RoutedFormat(formats), sorted + slots[k] * hidden, i, values);
     }
+    if (reorders) StoreOrdered(SharedFormat(formats), normed + row * hidden, i, values);
   }
 }
 
@@ -144,38 +153,54 @@ absl::StatusOr<GroupedExperts> MapExperts(absl::Span<const StoredMatrix> matrice
   GroupedExperts experts;
   experts.num_routed = num_routed;
   const int64_t num_shared = static_cast<int64_t>(matrices.size()) / 3 - num_routed;
-  if (num_shared > 1) return experts;
-  const auto address = [&](int64_t i) {
-    return static_cast<const uint16_t*>(matrices[static_cast<size_t>(i)].data);
+  const std::optional<ExpertFormats> formats = ExpertFormatsOf(matrices, num_routed);
+  if (num_shared > 1 || !formats.has_value()) return experts;
+  experts.formats = *formats;
+  const auto at = [&](int64_t i) -> const StoredMatrix& {
+    return matrices[static_cast<size_t>(i)];
   };
-  const int64_t stride = num_routed > 1 ? address(3) - address(0) : 0;
-  for (size_t i = 0; i < matrices.size(); ++i) {
-    const int64_t expert = static_cast<int64_t>(i) / 3;
-    if (matrices[i].dtype != DType::kBfloat16 || matrices[i].scales != nullptr) return experts;
-    if (expert < num_routed && address(i) != address(i % 3) + expert * stride) return experts;
+  const auto bytes_between = [](const void* from, const void* to) {
+    return static_cast<const std::byte*>(to) - static_cast<const std::byte*>(from);
+  };
+  const int64_t stride = num_routed > 1 ? bytes_between(at(0).data, at(3).data) : 0;
+  const int64_t scale_stride = num_routed > 1 ? bytes_between(at(0).scales, at(3).scales) : 0;
+  for (int64_t i = 0; i < 3 * num_routed; ++i) {
+    if (bytes_between(at(i % 3).data, at(i).data) != i / 3 * stride ||
+        bytes_between(at(i % 3).scales, at(i).scales) != i / 3 * scale_stride) {
+      return experts;
+    }
   }
+  const bool quantized = *formats != ExpertFormats::kBfloat16;
   const auto shape = [&](int64_t i, int64_t count) {
-    const StoredMatrix& matrix = matrices[static_cast<size_t>(i)];
-    return MatrixShape{matrix.data, matrix.rows, matrix.cols, matrix.cols, count, stride};
+    return MatrixShape{at(i).data, at(i).rows, at(i).cols, at(i).cols, count, stride / 2};
   };
-  const auto map = [&](int64_t first, int64_t count, ExpertMaps& maps) -> absl::Status {
-    ASSIGN_OR_RETURN(maps.gate, MakeTensorMap(shape(first, count)));
-    ASSIGN_OR_RETURN(maps.up, MakeTensorMap(shape(first + 1, count)));
-    ASSIGN_OR_RETURN(maps.down, MakeTensorMap(shape(first + 2, count)));
+  const auto can_map = [&](int64_t i, int64_t count) {
+    return quantized ? CanMapQuantized(at(i), count, stride) : CanMap(shape(i, count));
+  };
+  const auto map = [&](int64_t i, int64_t count, CUtensorMap& map,
+                       QuantizedScales& scales) -> absl::Status {
+    ASSIGN_OR_RETURN(
+        map, quantized ? MapQuantized(at(i), count, stride) : MakeTensorMap(shape(i, count)));
+    scales = {static_cast<const std::byte*>(at(i).scales), scale_stride};
     return absl::OkStatus();
+  };
+  const auto map_expert = [&](int64_t first, int64_t count, ExpertMaps& maps) -> absl::Status {
+    RETURN_IF_ERROR(map(first, count, maps.gate, maps.gate_scales));
+    RETURN_IF_ERROR(map(first + 1, count, maps.up, maps.up_scales));
+    return map(first + 2, count, maps.down, maps.down_scales);
   };
   for (int64_t i = 0; i < 3 * (num_shared + 1); ++i) {
     const bool is_routed = i < 3;
-    if (!CanMap(shape(is_routed ? i : 3 * num_routed + i % 3, is_routed ? num_routed : 1))) {
+    if (!can_map(is_routed ? i : 3 * num_routed + i % 3, is_routed ? num_routed : 1)) {
       return experts;
     }
   }
   experts.hidden_size = matrices[0].cols;
   experts.intermediate_size = matrices[0].rows;
-  RETURN_IF_ERROR(map(0, num_routed, experts.routed));
+  RETURN_IF_ERROR(map_expert(0, num_routed, experts.routed));
   if (num_shared == 1) {
-    experts.shared_intermediate_size = matrices[static_cast<size_t>(3 * num_routed)].rows;
-    RETURN_IF_ERROR(map(3 * num_routed, 1, experts.shared));
+    experts.shared_intermediate_size = at(3 * num_routed).rows;
+    RETURN_IF_ERROR(map_expert(3 * num_routed, 1, experts.shared));
   }
   experts.mapped = true;
   return experts;
@@ -210,7 +235,7 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
   RETURN_IF_ERROR(Launch(
       launcher, "moe sort rows", SortRowsKernel,
       {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads, .early = true},
-      work.choice, work.normed, work.sorted, hidden, work.num_drawn));
+      work.choice, work.normed, work.sorted, hidden, experts.formats, work.num_drawn));
 
   const bool has_shared = shared_intermediate > 0;
   ExpertProduct product;
@@ -222,6 +247,19 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
       slots >= 32 * params.gate.num_experts && slots <= 112 * params.gate.num_experts;
   product.shared_rows = has_shared ? params.num_rows : 0;
   product.swiglu_limit = params.swiglu_limit;
+  const auto multiply = [&](bool swiglu) -> absl::Status {
+    if (experts.formats == ExpertFormats::kBfloat16) {
+      return MultiplyExperts(launcher, product, swiglu);
+    }
+    QuantizedProduct quantized;
+    quantized.tiles = product;
+    quantized.swiglu = swiglu;
+    quantized.first = swiglu ? experts.routed.gate_scales : experts.routed.down_scales;
+    quantized.second = swiglu ? experts.routed.up_scales : experts.routed.down_scales;
+    quantized.shared_first = swiglu ? experts.shared.gate_scales : experts.shared.down_scales;
+    quantized.shared_second = swiglu ? experts.shared.up_scales : experts.shared.down_scales;
+    return MultiplyQuantizedExperts(launcher, quantized, experts.formats);
+  };
   const auto set_input = [&](const uint16_t* rows, int64_t depth, const uint16_t* shared_rows,
                              int64_t shared_depth) -> absl::Status {
     product.depth = depth;
@@ -244,7 +282,7 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
   product.num_drawn = &work.num_drawn[0];
   product.out = work.activated;
   product.shared_out = work.shared_activated;
-  RETURN_IF_ERROR(MultiplyExperts(launcher, product, /*swiglu=*/true));
+  RETURN_IF_ERROR(multiply(/*swiglu=*/true));
   RETURN_IF_ERROR(
       set_input(work.activated, intermediate, work.shared_activated, shared_intermediate));
   product.first = product.second = experts.routed.down;
@@ -254,7 +292,7 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
   product.num_drawn = &work.num_drawn[1];
   product.out = work.out;
   product.shared_out = work.shared_out;
-  RETURN_IF_ERROR(MultiplyExperts(launcher, product, /*swiglu=*/false));
+  RETURN_IF_ERROR(multiply(/*swiglu=*/false));
   return Launch(
       launcher, "moe combine", CombineKernel,
       {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads, .early = true},

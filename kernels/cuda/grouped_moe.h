@@ -1,7 +1,7 @@
-// Moe for more than a few rows over bf16 experts: rows sorted by expert, and the experts' products
-// as tiles of one grid (token_tile.cuh), through which the weights of an expert pass once.  A
-// sibling of moe.cu's general form, for devices that may round activations to bf16; moe_stream.h is
-// the one for few rows.
+// Moe for more than a few rows over experts of bf16, fp8 or fp4: rows sorted by expert, and the
+// experts' products as tiles of one grid (token_tile.cuh, quantized_products.h), through which the
+// weights of an expert pass once.  A sibling of moe.cu's general form, for devices that may round
+// activations to bf16; moe_stream.h is the one for few rows.
 //
 //   route     norm, rows in bf16, gate logits, choice; sort, and a copy of the rows in sorted order
 //   gate_up   activated = silu(W_gate a) * (W_up a), bf16
@@ -22,6 +22,8 @@
 #include "absl/types/span.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/matrix_stack.h"
+#include "kernels/cuda/quantized_products.h"
+#include "kernels/cuda/weight_format.h"
 #include "kernels/moe.h"
 
 namespace kernels::cuda {
@@ -31,11 +33,13 @@ struct ExpertMaps {
   CUtensorMap gate = {};  // [intermediate, hidden]
   CUtensorMap up = {};
   CUtensorMap down = {};  // [hidden, intermediate]
+  QuantizedScales gate_scales, up_scales, down_scales;
 };
 
 // The experts of a layer as the copy engine sees them.
 struct GroupedExperts {
   bool mapped = false;  // they can be seen so
+  ExpertFormats formats = ExpertFormats::kBfloat16;
   ExpertMaps routed;
   ExpertMaps shared;  // of the one shared expert
   int64_t num_routed = 0;
@@ -45,7 +49,8 @@ struct GroupedExperts {
 };
 
 // `matrices`: gate, up and down of every routed, then of every shared expert.  Not mapped unless
-// all are bf16, equal steps apart, and at most one is shared.  Errors: kInternal from the driver.
+// all routed ones are stored alike, equal steps apart, and at most one is shared.  Errors:
+// kInternal from the driver.
 absl::StatusOr<GroupedExperts> MapExperts(absl::Span<const StoredMatrix> matrices,
                                           int64_t num_routed);
 

@@ -3,6 +3,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/linear_output.cuh"
+#include "kernels/cuda/quantized_linear.h"
 #include "kernels/cuda/skinny_linear.h"
 #include "kernels/cuda/split_gemm.h"
 #include "kernels/cuda/tile_product.cuh"
@@ -215,6 +216,9 @@ absl::Status Linear(const Launcher& launcher, const LinearParams& params) {
   }
   if (launcher.device.bfloat16 && CanRunGemm(params, weight.stack())) {
     return Gemm(launcher, params, weight.stack());
+  }
+  if (launcher.device.bfloat16 && CanRunQuantized(params, weight.stack())) {
+    return QuantizedLinear(launcher, params, weight.stack());
   }
   const bool swiglu = params.epilogue == LinearEpilogue::kSwiGlu;
   LinearArgs args{.weight = weight.stack(),

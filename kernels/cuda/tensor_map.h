@@ -1,6 +1,6 @@
-// Tensor maps: how the copy engine sees a bf16 matrix.  A copy moves a box of 64 x 64 (or of fewer
-// rows) into shared memory, every row of it 128 bytes with the 128-byte swizzle that
-// warpgroup_product.cuh reads; what lies beyond the matrix arrives as zeros.
+// Tensor maps: how the copy engine sees a bf16 matrix, or one of bytes.  A copy moves a box of 64 x
+// 64 (or of fewer rows) into shared memory, every row of it 128 bytes with the 128-byte swizzle
+// that warpgroup_product.cuh reads; what lies beyond the matrix arrives as zeros.
 
 #ifndef KERNELS_CUDA_TENSOR_MAP_H_
 #define KERNELS_CUDA_TENSOR_MAP_H_
@@ -40,6 +40,11 @@ bool CanMap(const MatrixShape& shape);
 // REQUIRES: CanMap; 0 < boxes.rows <= kBoxRows.
 // Errors: kInternal if the driver refuses.
 absl::StatusOr<CUtensorMap> MakeTensorMap(const MatrixShape& shape, const BoxOptions& boxes = {});
+
+// The same for a matrix of bytes, sizes and strides in bytes.  A box has kBoxRows rows of
+// `box_bytes`, 64 or 128, with the swizzle of as many bytes.
+bool CanMapBytes(const MatrixShape& shape);
+absl::StatusOr<CUtensorMap> MakeByteMap(const MatrixShape& shape, int32_t box_bytes);
 
 }  // namespace kernels::cuda
 
