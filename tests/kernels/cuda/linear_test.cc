@@ -229,10 +229,11 @@ class CudaRoundingLinearTest : public DeviceTest {
   }
 
   struct Case {
-    const TestWeight* weight;
+    const TestWeight* weight;  // on top of `below`, if there is that
     int32_t rows;
     LinearEpilogue epilogue = LinearEpilogue::kNone;
     bool norm = false;
+    const TestWeight* below = nullptr;
   };
   // q ‖ kv_a into segments of 3 and the rest, between NaN that is nobody's.
   struct Result {
@@ -240,10 +241,14 @@ class CudaRoundingLinearTest : public DeviceTest {
   };
   Result Run(Backend& backend, const Case& c, const std::vector<float>& input) {
     const bool on_device = &backend == device_.get();
-    const int64_t k = c.weight->tensor.cols, n = c.weight->tensor.rows;
+    std::vector<WeightTensor> stack = {c.weight->tensor};
+    if (c.below != nullptr) stack.push_back(c.below->tensor);
+    int64_t n = 0;
+    for (const WeightTensor& tensor : stack) n += tensor.rows;
+    const int64_t k = c.weight->tensor.cols;
     const bool swiglu = c.epilogue == LinearEpilogue::kSwiGlu;
     const int64_t columns = swiglu ? n / 2 : n;
-    const auto packed = backend.PackLinear({c.weight->tensor});
+    const auto packed = backend.PackLinear(stack);
     EXPECT_TRUE(packed.ok()) << packed.status();
     const std::vector<float> norm = RandomFloats(k, 77),
                              residual = RandomFloats(c.rows * (columns + 1), 78);
@@ -272,76 +277,112 @@ class CudaRoundingLinearTest : public DeviceTest {
   }
 };
 
+// The formats that have kernels of their own.
+const WeightKind kRoundingKinds[] = {
+    {"bfloat16", DType::kBfloat16},
+    {"e4m3_128x128", DType::kFloat8E4m3, 128, 128},
+    {"e4m3_128x128_e8m0", DType::kFloat8E4m3, 128, 128, DType::kFloat8E8m0}};
+
 TEST_F(CudaRoundingLinearTest, EqualsTheCpu) {
   struct Shape {
     int64_t n, k;
   };
-  for (const Shape& shape : {Shape{4, 32}, {16, 64}, {50, 288}, {70, 2048}}) {
-    const TestWeight weight = MakeWeight({"", DType::kBfloat16}, shape.n, shape.k, 1);
-    for (const int32_t rows : {1, 7, 8, 9, 16, 17, 40}) {
-      SCOPED_TRACE(testing::Message() << shape.n << " x " << shape.k << ", " << rows);
-      const std::vector<float> input = RoundFloats(rows * shape.k, 2);
-      const double bound = SumBound(weight, input, rows);
-      for (const LinearEpilogue epilogue :
-           {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu, LinearEpilogue::kResidual}) {
-        const Case c{&weight, rows, epilogue};
-        const Result actual = Run(*device_, c, input), expected = Run(*host_, c, input);
-        // silu(gate) * up: an error of either times the other.
-        const double scale = epilogue == LinearEpilogue::kSwiGlu ? 2 * bound / 0x1p-21 : 1;
-        const numerics::Tolerance tolerance{.abs = bound * scale, .cosine = 1e-9};
-        EXPECT_TRUE(AllClose(actual.first, expected.first, tolerance));
-        EXPECT_TRUE(AllClose(actual.rest, expected.rest, tolerance));
+  for (const WeightKind& kind : kRoundingKinds) {
+    for (const Shape& shape : {Shape{4, 32}, {16, 64}, {50, 288}, {300, 576}, {70, 2048}}) {
+      const TestWeight weight = MakeWeight(kind, shape.n, shape.k, 1);
+      for (const int32_t rows : {1, 7, 8, 9, 16, 17, 40}) {
+        SCOPED_TRACE(testing::Message()
+                     << kind.name << " " << shape.n << " x " << shape.k << ", " << rows);
+        const std::vector<float> input = RoundFloats(rows * shape.k, 2);
+        const double bound = SumBound(weight, input, rows);
+        for (const LinearEpilogue epilogue :
+             {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu, LinearEpilogue::kResidual}) {
+          const Case c{&weight, rows, epilogue};
+          const Result actual = Run(*device_, c, input), expected = Run(*host_, c, input);
+          // silu(gate) * up: an error of either times the other.
+          const double scale = epilogue == LinearEpilogue::kSwiGlu ? 2 * bound / 0x1p-21 : 1;
+          const numerics::Tolerance tolerance{.abs = bound * scale, .cosine = 1e-9};
+          EXPECT_TRUE(AllClose(actual.first, expected.first, tolerance));
+          EXPECT_TRUE(AllClose(actual.rest, expected.rest, tolerance));
+        }
+        // Normed rows are rounded: half a unit of the 8th bit of every factor.
+        const Case normed{&weight, rows, LinearEpilogue::kNone, true};
+        EXPECT_TRUE(AllClose(Run(*device_, normed, input).rest, Run(*host_, normed, input).rest,
+                             {.abs = 0x1p-9 * 3 * static_cast<double>(shape.k), .cosine = 5e-6}));
       }
-      // Normed rows are rounded: half a unit of the 8th bit of every factor.
-      const Case normed{&weight, rows, LinearEpilogue::kNone, true};
-      EXPECT_TRUE(AllClose(Run(*device_, normed, input).rest, Run(*host_, normed, input).rest,
-                           {.abs = 0x1p-9 * 3 * static_cast<double>(shape.k), .cosine = 5e-6}));
+    }
+  }
+}
+
+// Two tensors with scales are one matrix if the first ends with a block, and two if not.
+TEST_F(CudaRoundingLinearTest, StacksOfBlocksEqualTheCpu) {
+  constexpr int64_t kK = 576;
+  for (const WeightKind& kind : kRoundingKinds) {
+    for (const int64_t first_rows : {256, 200}) {
+      const TestWeight first = MakeWeight(kind, first_rows, kK, 1);
+      const TestWeight second = MakeWeight(kind, 200, kK, 2);
+      for (const int32_t rows : {1, 9}) {
+        SCOPED_TRACE(testing::Message() << kind.name << " " << first_rows << ", " << rows);
+        const std::vector<float> input = RoundFloats(rows * kK, 3);
+        const double bound = std::max(SumBound(first, input, rows), SumBound(second, input, rows));
+        const Case c{&first, rows, LinearEpilogue::kNone, false, &second};
+        const Result actual = Run(*device_, c, input), expected = Run(*host_, c, input);
+        EXPECT_TRUE(AllClose(actual.first, expected.first, {.abs = bound, .cosine = 1e-9}));
+        EXPECT_TRUE(AllClose(actual.rest, expected.rest, {.abs = bound, .cosine = 1e-9}));
+      }
     }
   }
 }
 
 TEST_F(CudaRoundingLinearTest, ARowHasTheSameBitsWhereverItStandsInASmallBatch) {
-  constexpr int64_t kN = 70, kK = 544;
-  const TestWeight weight = MakeWeight({"", DType::kBfloat16}, kN, kK, 3);
-  const std::vector<float> input = RandomFloats(16 * kK, 4);
-  const Result together = Run(*device_, {&weight, 16, LinearEpilogue::kNone, true}, input);
-  const Result again = Run(*device_, {&weight, 16, LinearEpilogue::kNone, true}, input);
-  EXPECT_TRUE(BitEqual(again.rest, together.rest));
-  for (const int32_t row : {0, 7, 8, 15}) {
-    const std::vector<float> one(input.begin() + row * kK, input.begin() + (row + 1) * kK);
-    const Result alone = Run(*device_, {&weight, 1, LinearEpilogue::kNone, true}, one);
-    EXPECT_TRUE(
-        BitEqual(alone.rest, absl::MakeConstSpan(together.rest).subspan(row * (kN + 1), kN + 1)));
+  constexpr int64_t kN = 70, kK = 576;
+  for (const WeightKind& kind : kRoundingKinds) {
+    SCOPED_TRACE(kind.name);
+    const TestWeight weight = MakeWeight(kind, kN, kK, 3);
+    const std::vector<float> input = RandomFloats(16 * kK, 4);
+    const Result together = Run(*device_, {&weight, 16, LinearEpilogue::kNone, true}, input);
+    const Result again = Run(*device_, {&weight, 16, LinearEpilogue::kNone, true}, input);
+    EXPECT_TRUE(BitEqual(again.rest, together.rest));
+    for (const int32_t row : {0, 7, 8, 15}) {
+      const std::vector<float> one(input.begin() + row * kK, input.begin() + (row + 1) * kK);
+      const Result alone = Run(*device_, {&weight, 1, LinearEpilogue::kNone, true}, one);
+      EXPECT_TRUE(
+          BitEqual(alone.rest, absl::MakeConstSpan(together.rest).subspan(row * (kN + 1), kN + 1)));
+    }
   }
 }
 
 // Many rows: tiles of 128 x 128 (64 with kSwiGlu), full and not; the depth of one row tile cut in
-// two, four and eight; odd segments and even ones.
+// two, four and eight; odd segments and even ones; gate rows that end with a block of scales.
 TEST_F(CudaRoundingLinearTest, ManyRowsEqualTheCpu) {
   struct Shape {
     int64_t n, k;
     int32_t rows;
   };
-  for (const Shape& shape : {Shape{8, 8, 17},
-                             {128, 64, 128},
-                             {130, 72, 129},
-                             {300, 200, 64},
-                             {260, 1032, 257},
-                             {130, 300, 70},
-                             {300, 600, 17},
-                             {300, 1032, 128}}) {
-    SCOPED_TRACE(testing::Message() << shape.n << " x " << shape.k << ", " << shape.rows);
-    const TestWeight weight = MakeWeight({"", DType::kBfloat16}, shape.n, shape.k, 1);
-    const std::vector<float> input = RoundFloats(shape.rows * shape.k, 2);
-    const double bound = SumBound(weight, input, shape.rows);
-    for (const LinearEpilogue epilogue :
-         {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu, LinearEpilogue::kResidual}) {
-      const Case c{&weight, shape.rows, epilogue};
-      const Result actual = Run(*device_, c, input), expected = Run(*host_, c, input);
-      const double scale = epilogue == LinearEpilogue::kSwiGlu ? 2 * bound / 0x1p-21 : 1;
-      const numerics::Tolerance tolerance{.abs = bound * scale, .cosine = 1e-9};
-      EXPECT_TRUE(AllClose(actual.first, expected.first, tolerance));
-      EXPECT_TRUE(AllClose(actual.rest, expected.rest, tolerance));
+  for (const WeightKind& kind : kRoundingKinds) {
+    for (const Shape& shape : {Shape{8, 8, 17},
+                               {128, 64, 128},
+                               {130, 72, 129},
+                               {300, 200, 64},
+                               {260, 1032, 257},
+                               {130, 300, 70},
+                               {300, 600, 17},
+                               {300, 1032, 128},
+                               {512, 208, 150}}) {
+      SCOPED_TRACE(testing::Message()
+                   << kind.name << " " << shape.n << " x " << shape.k << ", " << shape.rows);
+      const TestWeight weight = MakeWeight(kind, shape.n, shape.k, 1);
+      const std::vector<float> input = RoundFloats(shape.rows * shape.k, 2);
+      const double bound = SumBound(weight, input, shape.rows);
+      for (const LinearEpilogue epilogue :
+           {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu, LinearEpilogue::kResidual}) {
+        const Case c{&weight, shape.rows, epilogue};
+        const Result actual = Run(*device_, c, input), expected = Run(*host_, c, input);
+        const double scale = epilogue == LinearEpilogue::kSwiGlu ? 2 * bound / 0x1p-21 : 1;
+        const numerics::Tolerance tolerance{.abs = bound * scale, .cosine = 1e-9};
+        EXPECT_TRUE(AllClose(actual.first, expected.first, tolerance));
+        EXPECT_TRUE(AllClose(actual.rest, expected.rest, tolerance));
+      }
     }
   }
 }
@@ -382,20 +423,24 @@ TEST_F(CudaRoundingLinearTest, RoundedInputsAndOutputsEqualTheirFloats) {
 // Up to 128 rows and beyond.
 TEST_F(CudaRoundingLinearTest, ARowHasTheSameBitsInEveryMediumAndInEveryLargeBatch) {
   constexpr int64_t kN = 200, kK = 544;
-  const TestWeight weight = MakeWeight({"", DType::kBfloat16}, kN, kK, 3);
   const struct { int32_t rows, part_rows; } sizes[] = {{128, 20}, {300, 150}};
-  for (const auto& size : sizes) {
-    SCOPED_TRACE(size.rows);
-    const std::vector<float> input = RandomFloats(size.rows * kK, 4);
-    const Result together = Run(*device_, {&weight, size.rows, LinearEpilogue::kNone, true}, input);
-    const Result again = Run(*device_, {&weight, size.rows, LinearEpilogue::kNone, true}, input);
-    EXPECT_TRUE(BitEqual(again.rest, together.rest));
-    for (const int32_t row : {0, 7, 100, size.rows - size.part_rows}) {
-      const int32_t rows = size.part_rows;
-      const std::vector<float> part(input.begin() + row * kK, input.begin() + (row + rows) * kK);
-      const Result alone = Run(*device_, {&weight, rows, LinearEpilogue::kNone, true}, part);
-      EXPECT_TRUE(BitEqual(
-          alone.rest, absl::MakeConstSpan(together.rest).subspan(row * (kN + 1), rows * (kN + 1))));
+  for (const WeightKind& kind : kRoundingKinds) {
+    const TestWeight weight = MakeWeight(kind, kN, kK, 3);
+    for (const auto& size : sizes) {
+      SCOPED_TRACE(testing::Message() << kind.name << ", " << size.rows);
+      const std::vector<float> input = RandomFloats(size.rows * kK, 4);
+      const Result together =
+          Run(*device_, {&weight, size.rows, LinearEpilogue::kNone, true}, input);
+      const Result again = Run(*device_, {&weight, size.rows, LinearEpilogue::kNone, true}, input);
+      EXPECT_TRUE(BitEqual(again.rest, together.rest));
+      for (const int32_t row : {0, 7, 100, size.rows - size.part_rows}) {
+        const int32_t rows = size.part_rows;
+        const std::vector<float> part(input.begin() + row * kK, input.begin() + (row + rows) * kK);
+        const Result alone = Run(*device_, {&weight, rows, LinearEpilogue::kNone, true}, part);
+        EXPECT_TRUE(
+            BitEqual(alone.rest,
+                     absl::MakeConstSpan(together.rest).subspan(row * (kN + 1), rows * (kN + 1))));
+      }
     }
   }
 }

@@ -22,9 +22,13 @@ using ::testing::HasSubstr;
 struct Layer {
   Layer(const GateConfig& gate, int64_t hidden, int64_t intermediate,
         const std::vector<int64_t>& shared_sizes, const WeightKind& kind)
+      : Layer(gate, hidden, intermediate, shared_sizes, kind, kind) {}
+  Layer(const GateConfig& gate, int64_t hidden, int64_t intermediate,
+        const std::vector<int64_t>& shared_sizes, const WeightKind& kind,
+        const WeightKind& shared_kind)
       : gate(gate), hidden(hidden), intermediate(intermediate) {
     uint32_t seed = 1;
-    const auto add = [&](int64_t size, std::vector<ExpertTensors>& to) {
+    const auto add = [&](const WeightKind& kind, int64_t size, std::vector<ExpertTensors>& to) {
       for (const auto& [rows, cols] :
            {std::pair{size, hidden}, std::pair{size, hidden}, std::pair{hidden, size}}) {
         weights.push_back(std::make_unique<TestWeight>(MakeWeight(kind, rows, cols, seed++)));
@@ -32,9 +36,9 @@ struct Layer {
       const size_t n = weights.size();
       to.push_back({weights[n - 3]->tensor, weights[n - 2]->tensor, weights[n - 1]->tensor});
     };
-    for (int32_t e = 0; e < gate.num_experts; ++e) add(intermediate, routed);
+    for (int32_t e = 0; e < gate.num_experts; ++e) add(kind, intermediate, routed);
     for (const int64_t size : shared_sizes) {
-      add(size, shared);
+      add(shared_kind, size, shared);
       shared_intermediate += size;
     }
     gate_weight = MakeWeight({"", DType::kBfloat16}, gate.num_experts, hidden, 900);
@@ -199,14 +203,15 @@ class CudaRoundingMoeTest : public CudaMoeTest {
   }
 };
 
+const GateConfig kGroupedGate{.method = GateMethod::kNoAuxTc,
+                              .num_experts = 12,
+                              .top_k = 3,
+                              .num_groups = 4,
+                              .top_k_groups = 2,
+                              .norm_topk_prob = true,
+                              .routed_scaling_factor = 2.5f};
+
 TEST_F(CudaRoundingMoeTest, EqualsTheCpuForEveryNumberOfRows) {
-  const GateConfig gate{.method = GateMethod::kNoAuxTc,
-                        .num_experts = 12,
-                        .top_k = 3,
-                        .num_groups = 4,
-                        .top_k_groups = 2,
-                        .norm_topk_prob = true,
-                        .routed_scaling_factor = 2.5f};
   struct Shape {
     int64_t hidden, intermediate;
     std::vector<int64_t> shared;
@@ -215,11 +220,92 @@ TEST_F(CudaRoundingMoeTest, EqualsTheCpuForEveryNumberOfRows) {
   for (const Shape& shape :
        {Shape{64, 32, {}}, {96, 160, {32}}, {128, 2112, {96, 32}}, {2080, 96, {2048}}}) {
     SCOPED_TRACE(shape.intermediate);
-    const Layer layer(gate, shape.hidden, shape.intermediate, shape.shared, {"", DType::kBfloat16});
+    const Layer layer(kGroupedGate, shape.hidden, shape.intermediate, shape.shared,
+                      {"", DType::kBfloat16});
     for (const int32_t rows : {1, 2, 8, 9, 33, 130}) {
       SCOPED_TRACE(rows);
       const std::vector<float> input = RandomFloats(rows * layer.hidden, 5);
       CompareRounded(RunOnDevice(layer, input, rows), RunOnHost(layer, input, rows));
+    }
+  }
+}
+
+// Formats of routed and shared experts that have kernels of their own; the last have none.
+struct Kinds {
+  WeightKind routed, shared;
+};
+const WeightKind kFloat8{"e4m3", DType::kFloat8E4m3, 128, 128};
+const WeightKind kFloat8Exponents{"e4m3_e8m0", DType::kFloat8E4m3, 128, 128, DType::kFloat8E8m0};
+const WeightKind kFloat4{"e2m1", DType::kFloat4E2m1, 1, 32, DType::kFloat8E8m0};
+const Kinds kQuantizedKinds[] = {{kFloat8, kFloat8},
+                                 {kFloat8Exponents, kFloat8},
+                                 {kFloat4, kFloat8Exponents},
+                                 {kFloat4, kFloat4}};
+
+TEST_F(CudaRoundingMoeTest, QuantizedEqualsTheCpuForEveryNumberOfRows) {
+  struct Shape {
+    int64_t hidden, intermediate;
+    std::vector<int64_t> shared;
+  };
+  for (const Kinds& kinds : kQuantizedKinds) {
+    // Depths of less than a chunk of every warp, of several, and of no whole number of them.
+    for (const Shape& shape :
+         {Shape{128, 128, {}}, {256, 384, {64}}, {256, 640, {320, 64}}, {2176, 128, {256}}}) {
+      SCOPED_TRACE(testing::Message()
+                   << kinds.routed.name << ", " << kinds.shared.name << " " << shape.hidden);
+      const Layer layer(kGroupedGate, shape.hidden, shape.intermediate, shape.shared, kinds.routed,
+                        kinds.shared);
+      for (const int32_t rows : {1, 2, 8, 9, 70}) {
+        SCOPED_TRACE(rows);
+        const std::vector<float> input = RandomFloats(rows * layer.hidden, 5);
+        CompareRounded(RunOnDevice(layer, input, rows), RunOnHost(layer, input, rows));
+      }
+    }
+  }
+}
+
+// Tiles with few rows and full ones, experts with several, and depths that end within a stage.
+TEST_F(CudaRoundingMoeTest, ManyQuantizedRowsEqualTheCpu) {
+  struct Shape {
+    int64_t hidden, intermediate;
+    std::vector<int64_t> shared;
+    int32_t num_experts, rows;
+  };
+  for (const Kinds& kinds : kQuantizedKinds) {
+    for (const Shape& shape : {Shape{64, 32, {}, 12, 129},
+                               {96, 160, {32}, 40, 300},
+                               {224, 192, {208}, 3, 200},
+                               {544, 224, {64}, 4, 400}}) {
+      SCOPED_TRACE(testing::Message()
+                   << kinds.routed.name << ", " << kinds.shared.name << " " << shape.rows);
+      const GateConfig gate{.method = GateMethod::kGreedy,
+                            .num_experts = shape.num_experts,
+                            .top_k = 3,
+                            .norm_topk_prob = true};
+      const Layer layer(gate, shape.hidden, shape.intermediate, shape.shared, kinds.routed,
+                        kinds.shared);
+      const std::vector<float> input = RandomFloats(shape.rows * layer.hidden, 5);
+      const Result actual = RunOnDevice(layer, input, shape.rows);
+      CompareRounded(actual, RunOnHost(layer, input, shape.rows));
+      EXPECT_TRUE(BitEqual(RunOnDevice(layer, input, shape.rows).out, actual.out));  // run twice
+    }
+  }
+}
+
+TEST_F(CudaRoundingMoeTest, OfFewQuantizedRowsEachHasItsOwnBits) {
+  const GateConfig gate{.method = GateMethod::kGreedy, .num_experts = 40, .top_k = 6};
+  for (const Kinds& kinds : kQuantizedKinds) {
+    SCOPED_TRACE(kinds.routed.name);
+    const Layer layer(gate, 256, 128, {192}, kinds.routed, kinds.shared);
+    const std::vector<float> input = RandomFloats(8 * layer.hidden, 6);
+    const Result together = RunOnDevice(layer, input, 8);
+    EXPECT_TRUE(BitEqual(RunOnDevice(layer, input, 8).out, together.out));  // run twice
+    for (const int32_t row : {0, 3, 7}) {
+      const std::vector<float> alone(input.begin() + row * layer.hidden,
+                                     input.begin() + (row + 1) * layer.hidden);
+      EXPECT_TRUE(BitEqual(
+          RunOnDevice(layer, alone, 1).out,
+          absl::MakeConstSpan(together.out).subspan(row * (layer.hidden + 1), layer.hidden + 1)));
     }
   }
 }
