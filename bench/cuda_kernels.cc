@@ -17,5 +17,6 @@ int main(int argc, char** argv) {
   bench::TimeDecode(bench);
   bench::TimePrefill(bench);
   bench::TimeSparse(bench);
+  bench::TimeQuantized(bench);
   if (!json.empty()) bench.WriteJson(json);
 }

@@ -1,6 +1,7 @@
 #include "bench/kernel_bench.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -97,11 +98,54 @@ std::byte* KernelBench::Bytes(int64_t count) {
   return buffers_.back()->data();
 }
 
+int64_t KernelBench::Take(int64_t count) {
+  if (next_ + count > kPoolValues) next_ = next_ % 4096 / 16 * 16 + 16;
+  const int64_t begin = next_;
+  next_ += count;
+  return begin;
+}
+
 kernels::WeightTensor KernelBench::Weight(int64_t rows, int64_t cols) {
-  if (next_ + rows * cols > kPoolValues) next_ = next_ % 4096 + 8;
-  const kernels::WeightTensor tensor{.data = pool_.data() + next_, .rows = rows, .cols = cols};
-  next_ += rows * cols;
-  return tensor;
+  return {.data = pool_.data() + Take(rows * cols), .rows = rows, .cols = cols};
+}
+
+void KernelBench::MakeCodes() {
+  if (!codes_.empty()) return;
+  codes_.resize(kPoolValues);
+  std::mt19937 random(2);
+  for (int64_t i = 0; i < kPoolValues; i += 4) {
+    const uint32_t bits = random() & 0xbfbfbfbf;
+    std::memcpy(&codes_[i], &bits, sizeof(bits));
+  }
+  float_scales_.resize(kPoolValues / (128 * 64));
+  for (float& scale : float_scales_) scale = std::ldexp(1.0f + (random() % 256) / 256.0f, -6);
+  exponent_scales_.resize(kPoolValues / 16);
+  for (uint8_t& scale : exponent_scales_) scale = static_cast<uint8_t>(120 + random() % 3);
+}
+
+kernels::WeightTensor KernelBench::Float8Weight(int64_t rows, int64_t cols,
+                                                kernels::DType scale_dtype) {
+  MakeCodes();
+  return {.data = codes_.data() + Take(rows * cols),
+          .dtype = kernels::DType::kFloat8E4m3,
+          .rows = rows,
+          .cols = cols,
+          .scales = scale_dtype == kernels::DType::kFloat32
+                        ? static_cast<const void*>(float_scales_.data())
+                        : exponent_scales_.data(),
+          .scale_dtype = scale_dtype};
+}
+
+kernels::WeightTensor KernelBench::Float4Weight(int64_t rows, int64_t cols) {
+  MakeCodes();
+  return {.data = codes_.data() + Take(rows * cols / 2),
+          .dtype = kernels::DType::kFloat4E2m1,
+          .rows = rows,
+          .cols = cols,
+          .scales = exponent_scales_.data(),
+          .scale_dtype = kernels::DType::kFloat8E8m0,
+          .scale_block_rows = 1,
+          .scale_block_cols = 32};
 }
 
 void KernelBench::Group(const std::string& title) {

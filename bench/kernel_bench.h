@@ -46,8 +46,11 @@ class KernelBench final {
   }
   void Free() { buffers_.clear(); }
 
-  // A random bf16 matrix in host memory, until the bench ends; matrices share it.
-  kernels::WeightTensor Weight(int64_t rows, int64_t cols);
+  // A random matrix in host memory, until the bench ends; matrices share it.
+  kernels::WeightTensor Weight(int64_t rows, int64_t cols);  // bf16
+  kernels::WeightTensor Float8Weight(int64_t rows, int64_t cols,
+                                     kernels::DType scale_dtype);  // 128 x 128 scales
+  kernels::WeightTensor Float4Weight(int64_t rows, int64_t cols);
 
   using Launch = std::function<absl::Status(const kernels::LaunchContext&, int32_t rotation)>;
   // Prints a title and a heading.
@@ -70,8 +73,16 @@ class KernelBench final {
   const std::string filter_;
   std::unique_ptr<kernels::Backend> backend_;
   cudaStream_t stream_ = nullptr;
+  // The next `count` of a pool of kPoolValues.
+  int64_t Take(int64_t count);
+  void MakeCodes();
+
   std::vector<uint16_t> pool_;  // random bf16
-  int64_t next_ = 0;            // offset of the next matrix in the pool
+  std::vector<uint8_t>
+      codes_;  // random e4m3 numbers below 2; pairs of e2m1 numbers; empty: not made
+  std::vector<float> float_scales_;
+  std::vector<uint8_t> exponent_scales_;
+  int64_t next_ = 0;  // offset of the next matrix in the pool
   std::vector<std::unique_ptr<kernels::Buffer>> buffers_;
   std::vector<TimedRow> timed_;
 };
@@ -80,6 +91,7 @@ class KernelBench final {
 void TimeDecode(KernelBench& bench);
 void TimePrefill(KernelBench& bench);
 void TimeSparse(KernelBench& bench);
+void TimeQuantized(KernelBench& bench);
 
 }  // namespace bench
 
