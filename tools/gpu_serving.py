@@ -103,8 +103,8 @@ class System:
         if run.returncode != 0:
             print(self.logs())
             raise SystemExit(1)
-        return {"layout": self.layout, "model": pathlib.Path(self.args.model).resolve().name, "input_tokens": input_tokens,
-                "output_tokens": output_tokens, "chunk_tokens": self.args.chunk_tokens, **json.loads(out.read_text())}
+        return {"layout": self.layout, "chunk_tokens": self.args.chunk_tokens, "tokens_in": input_tokens, "tokens_out": output_tokens,
+                **json.loads(out.read_text())}
 
 
 def point(text):

@@ -196,7 +196,7 @@ def serving_section(runs: list) -> list:
     ms = lambda numbers: " / ".join(number(numbers[key]) for key in ("mean", "median", "p99"))
     lines = ["| model | tokens in | out | requests at once | output tokens/s | TTFT ms | TPOT ms |", "| --- | --- | --- | --- | --- | --- | --- |"]
     for run in runs:
-        lines.append(f"| {MODELS[run['model']]} | {run['input_tokens']} | {run['output_tokens']} | {run['concurrency']} | {run['output_tokens_per_s']:.0f} "
+        lines.append(f"| {MODELS[run['model']]} | {run['tokens_in']} | {run['tokens_out']} | {run['concurrency']} | {run['output_tokens_per_s']:.0f} "
                      f"| {ms(run['ttft_ms'])} | {ms(run['tpot_ms'])} |")
     return lines
 
