@@ -27,9 +27,10 @@ static_assert(2 * kAttendRegisters + kGatherRegisters == 3 * 168);
 template <KvFormat kFormat, int32_t kBoxes, int32_t kBlocks>
 __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kSparseThreads, 1)
     SparseLatentKernel(const __grid_constant__ SparseArgs args) {
-  const auto address = reinterpret_cast<uintptr_t>(DynamicShared());
-  auto& shared = *reinterpret_cast<SparseShared<kBoxes>*>((address + kBoxAlignment - 1) /
-                                                          kBoxAlignment * kBoxAlignment);
+  // Not through an integer, or accesses would not be known to be to shared memory.
+  std::byte* const dynamic = DynamicShared();
+  auto& shared = *reinterpret_cast<SparseShared<kBoxes>*>(
+      dynamic + (kBoxAlignment - SharedAddress(dynamic) % kBoxAlignment) % kBoxAlignment);
   if (threadIdx.x == 0) {
     for (int32_t s = 0; s < kSparseStages; ++s) {
       InitBarrier(&shared.full[s], kGatherArrivals<kFormat>);
