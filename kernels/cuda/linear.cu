@@ -163,7 +163,8 @@ absl::Status LinearOneByOne(const Launcher& launcher, const LinearParams& params
   absl::Span<const OutputSegment> outputs = params.outputs;
   for (int32_t i = 0; i < stack.num_parts; ++i) {
     const StoredMatrix& matrix = stack.parts[i];
-    MatrixStack one{.num_parts = 1};
+    MatrixStack one;
+    one.num_parts = 1;
     one.parts[0] = matrix;
     one.row_end[0] = matrix.rows;
     const CudaPackedLinear weight(one, nullptr, matrix.cols);
