@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "absl/strings/str_cat.h"
 
 namespace router {
@@ -30,6 +32,14 @@ TEST(TenantRatesTest, LessThanOneASecondIsOneInSeveral) {
   EXPECT_EQ(TakenAt(&rates, "a", 0.25, kNow), 1);
   EXPECT_EQ(rates.Take("a", 0.25, kNow + absl::Seconds(1)), absl::Seconds(3));
   EXPECT_EQ(TakenAt(&rates, "a", 0.25, kNow + absl::Seconds(4)), 1);
+}
+
+TEST(TenantRatesTest, OneRequestPassesHoweverLowTheRate) {
+  for (const double rate : {1e-12, 1e-300, std::numeric_limits<double>::denorm_min()}) {
+    TenantRates rates;
+    EXPECT_EQ(TakenAt(&rates, "a", rate, kNow), 1) << rate;
+    EXPECT_LT(rates.Take("a", rate, kNow), absl::InfiniteDuration()) << rate;
+  }
 }
 
 TEST(TenantRatesTest, TenantsDoNotCountForEachOther) {
