@@ -61,7 +61,7 @@ std::optional<BadRequest> RequestReader::Read() {
       return BadRequest{413, absl::StrCat("the body has more than ", limits_.body_bytes, " bytes")};
     }
     if (error && error != beast_http::error::need_more) {
-      return BadRequest{400, absl::StrCat("this is not an HTTP request: ", error.message())};
+      return BadRequest{400, absl::StrCat("not an HTTP request: ", error.message())};
     }
     if (stage_ == Stage::kHeader && parser_->is_header_done()) {
       if (auto bad = CheckHeader()) return bad;
@@ -93,9 +93,16 @@ std::optional<BadRequest> RequestReader::CheckHeader() {
     return BadRequest{415, absl::StrCat("content-encoding \"", absl::CHexEscape(coding),
                                         "\" cannot be read: send the body as it is")};
   }
-  const size_t hosts = header.count(beast_http::field::host);
-  if (header.version() == 11 && hosts == 0) return BadRequest{400, "the host header is missing"};
-  if (hosts > 1) return BadRequest{400, absl::StrCat("there are ", hosts, " host headers")};
+  if (header.version() == 11 && header.count(beast_http::field::host) == 0) {
+    return BadRequest{400, "the host header is missing"};
+  }
+  // Which one counts is not ours to choose: of two tenants one may be the client's own word.
+  for (const char* const name : {"host", "authorization", "x-ferry-tenant", "x-request-id"}) {
+    const size_t count = header.count(name);
+    if (count > 1) {
+      return BadRequest{400, absl::StrCat("there are ", count, " ", name, " headers")};
+    }
+  }
   expects_continue_ =
       header.version() == 11 && !parser_->is_done() &&
       absl::EqualsIgnoreCase(View(header[beast_http::field::expect]), "100-continue");

@@ -39,6 +39,10 @@ TEST_F(HttpFixture, ATenantIsThatOfTheKeyOrOfAHeaderThatIsBelieved) {
   const Reply odd = Post(kCompletions, kHi, of_nobody + "X-Ferry-Tenant: two words\r\n");
   EXPECT_EQ(odd.status, 400);
   EXPECT_THAT(ErrorOf(odd), StartsWith("x-ferry-tenant \"two words\""));
+  // A front door that adds its header to the client's own.
+  const Reply two = Post(kCompletions, kHi, of_nobody + says_bolt + "X-Ferry-Tenant: acme\r\n");
+  EXPECT_EQ(two.status, 400);
+  EXPECT_EQ(ErrorOf(two), "there are 2 x-ferry-tenant headers");
 }
 
 TEST_F(HttpFixture, ATenantThatNobodyVouchesForIsRefused) {

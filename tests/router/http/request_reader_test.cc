@@ -109,7 +109,7 @@ TEST(RequestReaderTest, TellsOnceThatTheClientWaitsBeforeTheBody) {
 }
 
 TEST(RequestReaderTest, RefusesWhatIsNoRequest) {
-  EXPECT_THAT(Bad("hello\r\n\r\n"), HasSubstr("400 this is not an HTTP request: "));
+  EXPECT_THAT(Bad("hello\r\n\r\n"), HasSubstr("400 not an HTTP request: "));
   EXPECT_THAT(Bad("GET / HTTP/2.0\r\nhost: a\r\n\r\n"), HasSubstr("400 "));
   EXPECT_THAT(Bad("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"), HasSubstr("400 "));
   EXPECT_EQ(Bad("GET / HTTP/1.1\r\n\r\n"), "400 the host header is missing");
@@ -133,6 +133,11 @@ TEST(RequestReaderTest, RefusesWhatIsNoRequest) {
                 "content-length: 1\r\n\r\na"),
             "415 content-encoding \"gzip\" cannot be read: send the body as it is");
   EXPECT_EQ(Bad("GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n"), "400 there are 2 host headers");
+  for (const std::string name : {"authorization", "x-ferry-tenant", "x-request-id"}) {
+    EXPECT_EQ(
+        Bad("GET / HTTP/1.1\r\nhost: a\r\n" + name + ": a\r\nX: b\r\n" + name + ": b\r\n\r\n"),
+        "400 there are 2 " + name + " headers");
+  }
   EXPECT_THAT(Bad("POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n"),
               HasSubstr("400 "));
 }
