@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pathlib
 import threading
 import time
@@ -19,6 +20,7 @@ from ferry.v1 import inference_pb2_grpc
 _MAX_MESSAGE_BYTES = 64 << 20
 _MAX_ATTEMPTS = 5  # gRPC makes no more
 _MAX_BACKOFF_S = 10.0
+_MOST_SECONDS = 86400.0  # gRPC's clock cannot say "never"
 _READY_POLL_S = 0.05  # readiness can only be asked for
 _MAX_SENTENCES = 3  # about workers, in one error
 
@@ -74,7 +76,7 @@ class Client:
     A call that ends UNAVAILABLE, or CANCELLED though nobody cancelled it (its router ended), before anything has come back
     is made again, at most `max_attempts` times in all, after pauses that double from `first_backoff` seconds; what has given
     a message never is, nor what failed in another way.
-    `timeout` is of a whole call, in seconds.  All calls raise ferry.Error.  May be used by many threads at a time.
+    `timeout` is of a whole call, in seconds, a day at most.  All calls raise ferry.Error.  May be used by many threads at a time.
     """
 
     def __init__(self, address: str, *, tls_ca_file: str | None = None, tls_cert_file: str | None = None,
@@ -92,7 +94,7 @@ class Client:
             raise ValueError(f"first_backoff is {first_backoff}, it must be 0.001 to {_MAX_BACKOFF_S:g} seconds")
         if (tls_cert_file is None) != (tls_key_file is None):
             raise ValueError("a tls certificate and its key are needed together")
-        self._timeout = timeout
+        self._timeout = _seconds(timeout)
         options = _channel_options(max_attempts, first_backoff)
         if tls_ca_file is None and tls_cert_file is None:
             self._channel = grpc.insecure_channel(address, options)
@@ -182,7 +184,7 @@ class Client:
 
     def wait_until_ready(self, model: str = "", *, timeout: float = 60.0) -> None:
         """Asks until `model` can be served; raises DEADLINE_EXCEEDED with the last answer."""
-        deadline, last = time.monotonic() + timeout, "the router does not answer"
+        deadline, last = time.monotonic() + _seconds(timeout), "the router does not answer"
         while (left := deadline - time.monotonic()) > 0:
             try:
                 return self.check_ready(model, timeout=left)
@@ -195,13 +197,20 @@ class Client:
         raise error.Error(grpc.StatusCode.DEADLINE_EXCEEDED, f"not ready after {timeout:g} s: {last}")
 
     def _seconds(self, timeout: float | None) -> float:
-        return self._timeout if timeout is None else timeout
+        return _seconds(self._timeout if timeout is None else timeout)
 
     def _ask_for_models(self, timeout: float, *, wait_for_ready: bool) -> pb.ListModelsResponse:
         try:
-            return self._stub.ListModels(pb.ListModelsRequest(), timeout=timeout, wait_for_ready=wait_for_ready)
+            return self._stub.ListModels(pb.ListModelsRequest(), timeout=_seconds(timeout), wait_for_ready=wait_for_ready)
         except grpc.RpcError as failure:
             raise error.from_grpc(failure) from None
+
+
+def _seconds(timeout: float) -> float:
+    """What gRPC takes for `timeout`: at most a day."""
+    if math.isnan(timeout):
+        raise ValueError("timeout is nan, it must be a number of seconds")
+    return min(timeout, _MOST_SECONDS)
 
 
 def _channel_options(max_attempts: int, first_backoff: float) -> list[tuple[str, str | int]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import importlib.metadata
+import math
 import pathlib
 import re
 import subprocess
@@ -242,6 +243,11 @@ class FakeServerTest(unittest.TestCase):
 
     def test_timeout(self) -> None:
         self.assertEqual(self.failure("stuck", timeout=0.3).code, grpc.StatusCode.DEADLINE_EXCEEDED)
+        self.assertEqual(self.client.complete(request(), timeout=math.inf).text, "first")
+        with ferry.Client(self.address, timeout=math.inf) as patient:
+            self.assertEqual(patient.complete(request()).text, "first")
+        with self.assertRaisesRegex(ValueError, "timeout is nan"):
+            self.client.complete(request(), timeout=math.nan)
 
     def test_cancel(self) -> None:
         with self.client.generate(request("stuck")) as generation:
