@@ -15,6 +15,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "cli/grpc_backend.h"
@@ -84,7 +85,8 @@ absl::StatusOr<Server> Connect(const Options& options) {
                                              .tls_cert_file = options.client.tls_cert_file,
                                              .tls_key_file = options.client.tls_key_file,
                                              .temperature = options.temperature,
-                                             .ignore_eos = options.ignore_eos}));
+                                             .ignore_eos = options.ignore_eos,
+                                             .ready_timeout = options.ready_timeout}));
     std::string model = backend->model();
     return Server{std::move(backend), std::move(model), options.vocab_size};
   }
@@ -176,6 +178,18 @@ absl::Status Run(const Options& options) {
   return absl::OkStatus();
 }
 
+// CLI::Range takes nan for within.
+CLI::Validator Within(double min, double max) {
+  return CLI::Validator(
+      [min, max](std::string& text) {
+        double value;
+        return absl::SimpleAtod(text, &value) && value >= min && value <= max
+                   ? std::string()
+                   : absl::StrCat(text, " is not a number of ", min, " to ", max);
+      },
+      "");
+}
+
 void AddLoadFlags(CLI::App& command, Options* options) {
   const auto add = [&command](const char* flag, auto& field, const char* help) {
     return command.add_option(flag, field, help)->capture_default_str();
@@ -191,7 +205,7 @@ void AddLoadFlags(CLI::App& command, Options* options) {
   add("--request_rate", options->request_rate,
       "Conversations that begin in a second, at random times (Poisson); 0: as soon as one of "
       "--concurrency has ended")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(Within(0, 1e6))
       ->group(kLoad);
   add("--input_tokens", options->input_tokens,
       "Random ids a prompt: N, or LOW:HIGH with each as likely")
@@ -224,7 +238,7 @@ void AddLoadFlags(CLI::App& command, Options* options) {
     }
   }
   block_trace->excludes(dataset)->excludes(command.get_option("--output_tokens"));
-  add("--temperature", options->temperature, "0: greedy")->group(kLoad);
+  add("--temperature", options->temperature, "0: greedy")->check(Within(0, 1e6))->group(kLoad);
   add("--ignore_eos", options->ignore_eos, "Ask for all --output_tokens")->group(kLoad);
   command.add_option("--seed", options->seed, "Of prompts, arrivals and sampling; default: drawn")
       ->check(service::Unsigned64())
@@ -251,22 +265,22 @@ void AddBenchCommand(CLI::App& app, absl::Status* result) {
       "Random ids are below it, with openai; a router tells it")
       ->check(CLI::Range(1u, uint32_t{1} << 31));
   service::AddSecondsFlag(*command, "--ready_timeout_s", &options->ready_timeout,
-                          "Until the model must be ready, with grpc");
+                          "Until the model must be ready; with openai, listed");
   AddLoadFlags(*command, options.get());
   const char* kReport = "Report";
   add("--slo_ttft_ms", options->level.ttft_ms,
       "Goodput counts requests with at most this time to the first token; 0: any")
-      ->check(CLI::Range(0.0, 1e9))
+      ->check(Within(0, 1e9))
       ->group(kReport);
   add("--slo_tpot_ms", options->level.tpot_ms, "... and with this time a further token; 0: any")
-      ->check(CLI::Range(0.0, 1e9))
+      ->check(Within(0, 1e9))
       ->group(kReport);
   add("--slo_itl_ms", options->level.itl_ms,
       "... and with this time between tokens in 99 of 100 cases; 0: any")
-      ->check(CLI::Range(0.0, 1e9))
+      ->check(Within(0, 1e9))
       ->group(kReport);
   add("--slo_e2e_ms", options->level.e2e_ms, "... and with this time to the last token; 0: any")
-      ->check(CLI::Range(0.0, 1e9))
+      ->check(Within(0, 1e9))
       ->group(kReport);
   command->add_option("--json", options->json_path, "File that receives the numbers as JSON")
       ->group(kReport);

@@ -21,6 +21,7 @@ using nlohmann::json;
 
 constexpr size_t kMaxErrorBytes = 1 << 20;  // of an answer that is no stream
 constexpr size_t kMaxShownBytes = 300;
+constexpr uint32_t kMostTokens = 1 << 24;  // more is no count: as if it were not told
 
 absl::StatusCode CodeOf(long http) {
   switch (http) {
@@ -68,7 +69,7 @@ struct Stream {
 
 std::optional<uint32_t> Count(const json& object, const char* field) {
   const auto found = object.find(field);
-  if (found == object.end() || !found->is_number_unsigned()) return {};
+  if (found == object.end() || !found->is_number_unsigned() || *found > kMostTokens) return {};
   return found->get<uint32_t>();
 }
 
@@ -124,9 +125,14 @@ size_t OnBytes(char* bytes, size_t, size_t size, void* user) {
   long status = 0;
   curl_easy_getinfo(stream->curl, CURLINFO_RESPONSE_CODE, &status);
   if (status == 200 && stream->on_output != nullptr) {
-    stream->events.Add({bytes, size}, [stream](std::string_view data) {
+    const bool fits = stream->events.Add({bytes, size}, [stream](std::string_view data) {
       if (stream->failure.ok()) TakeEvent(data, stream);
     });
+    if (!fits) {
+      stream->failure = absl::DataLossError(
+          absl::StrCat("an event has more than ", SseReader::kMaxEventBytes, " bytes"));
+      return 0;  // ends the call
+    }
   } else if (stream->body.size() + size <= kMaxErrorBytes) {
     stream->body.append(bytes, size);
   }
@@ -142,7 +148,7 @@ class Connections final : public OpenAiBackend {
 
   absl::Status FindModel() {
     Stream stream;
-    const absl::Status called = Call("/models", "", &stream);
+    const absl::Status called = Call("/models", "", options_.ready_timeout, &stream);
     if (!called.ok()) {
       return absl::Status(called.code(),
                           absl::StrCat(base_, "/models: ", std::string(called.message())));
@@ -184,16 +190,19 @@ class Connections final : public OpenAiBackend {
     }
     Stream stream;
     stream.on_output = &on_output;
-    RETURN_IF_ERROR(Call(chat ? "/chat/completions" : "/completions",
-                         body.dump(-1, ' ', false, json::error_handler_t::replace), &stream));
+    const absl::Status called =
+        Call(chat ? "/chat/completions" : "/completions",
+             body.dump(-1, ' ', false, json::error_handler_t::replace), options_.timeout, &stream);
     RETURN_IF_ERROR(stream.failure);
+    RETURN_IF_ERROR(called);
     if (!stream.done) return absl::DataLossError("the stream ended without [DONE]");
     return std::move(stream.answer);
   }
 
  private:
   // GETs without a body, else POSTs it; `stream` receives the answer.
-  absl::Status Call(const std::string& path, const std::string& body, Stream* stream) {
+  absl::Status Call(const std::string& path, const std::string& body, absl::Duration timeout,
+                    Stream* stream) {
     curl_handle::Handle handle = Take();
     if (handle == nullptr) return absl::InternalError("libcurl gives no handle");
     CURL* curl = handle.get();
@@ -210,8 +219,10 @@ class Connections final : public OpenAiBackend {
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(curl, CURLOPT_TCP_NODELAY, 1L);
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers.get());
-    curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS,
-                     static_cast<long>(absl::ToInt64Milliseconds(options_.timeout)));
+    curl_easy_setopt(
+        curl, CURLOPT_TIMEOUT_MS,
+        static_cast<long>(absl::ToInt64Milliseconds(
+            std::clamp(timeout, absl::Milliseconds(1), absl::Hours(24)))));  // 0 would be no limit
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, &OnBytes);
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, stream);
     char said[CURL_ERROR_SIZE] = "";

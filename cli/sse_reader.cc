@@ -2,17 +2,19 @@
 
 namespace cli {
 
-void SseReader::Add(std::string_view bytes, const std::function<void(std::string_view)>& on_event) {
+bool SseReader::Add(std::string_view bytes, const std::function<void(std::string_view)>& on_event) {
   while (!bytes.empty()) {
     const size_t end = bytes.find('\n');
     line_.append(bytes.substr(0, end));
-    if (end == std::string_view::npos) return;
+    if (line_.size() + data_.size() > kMaxEventBytes) return false;
+    if (end == std::string_view::npos) return true;
     bytes.remove_prefix(end + 1);
     std::string_view line = line_;
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
     TakeLine(line, on_event);
     line_.clear();
   }
+  return true;
 }
 
 void SseReader::TakeLine(std::string_view line,

@@ -5,6 +5,7 @@
 #ifndef CLI_SSE_READER_H_
 #define CLI_SSE_READER_H_
 
+#include <cstddef>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -13,9 +14,12 @@ namespace cli {
 
 class SseReader final {
  public:
+  static constexpr size_t kMaxEventBytes = 16 << 20;
+
   // Calls `on_event` with the data of every event that `bytes` completes: its `data:` lines, joined
-  // by newlines.  Comments, other fields and events without data are passed over.
-  void Add(std::string_view bytes, const std::function<void(std::string_view)>& on_event);
+  // by newlines.  Comments, other fields and events without data are passed over.  False: an event
+  // has more than kMaxEventBytes; the rest cannot be read.
+  bool Add(std::string_view bytes, const std::function<void(std::string_view)>& on_event);
 
  private:
   void TakeLine(std::string_view line, const std::function<void(std::string_view)>& on_event);

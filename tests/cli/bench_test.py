@@ -140,7 +140,10 @@ def check_wrong_flags():
                         (("--address", "127.0.0.1:1", "--json", "/nowhere/x"), "cannot write /nowhere/x")):
         assert bench(*flags, code=1).stderr == f"ferry: {said}\n", flags
 
-
+    for flag in ("--request_rate", "--temperature", "--slo_ttft_ms", "--slo_tpot_ms", "--slo_itl_ms", "--slo_e2e_ms"):
+        for value in ("nan", "inf", "-1", "1x"):
+            wrong = bench("--address", "127.0.0.1:1", flag, value, code=105)
+            assert f"{flag}: {value} is not a number of 0 to 1" in wrong.stderr, wrong.stderr
     ambiguous = bench("--address", "127.0.0.1:1", "--dataset", "x", "--turns", 2, code=108)
     assert "--turns excludes --dataset" in ambiguous.stderr, ambiguous.stderr
 

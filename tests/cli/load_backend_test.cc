@@ -20,12 +20,14 @@
 #include "cli/load_report.h"
 #include "cli/load_run.h"
 #include "cli/openai_backend.h"
+#include "cli/sse_reader.h"
 #include "ferry/v1/inference.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "service/grpc_server.h"
 #include "status/check.h"
+#include "tests/fakes/silent_server.h"
 
 namespace cli {
 namespace {
@@ -290,6 +292,28 @@ TEST_F(OpenAiFailureTest, WhatTheServerSaysIsTheError) {
             absl::InternalError("in the stream: worker died"));
   EXPECT_EQ(Said(kStream + "data: x\n\n"), absl::DataLossError("an event is no JSON object: x"));
   EXPECT_EQ(Said("").code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(Said(kStream + "data: " + std::string(SseReader::kMaxEventBytes, 'x')),
+            absl::DataLossError("an event has more than 16777216 bytes"));
+}
+
+TEST_F(OpenAiFailureTest, NumbersThatAreNoCountsOfTokensAreNotTold) {
+  for (const std::string number :
+       {"-5", "1e99", "0.5", "\"3\"", "null", "4294967297", "18446744073709551615"}) {
+    const std::string usage =
+        absl::StrCat("{\"prompt_tokens\": ", number, ", \"completion_tokens\": ", number, "}");
+    FakeHttp http([&](const std::string& head, const std::string&, const FakeHttp::Send& send) {
+      if (head.rfind("GET ", 0) == 0) return send(kModels);
+      send(kStream + Chunk("{\"text\": \"a\"}") + "data: {\"choices\": [], \"usage\": " + usage +
+           "}\n\ndata: [DONE]\n\n");
+    });
+    const auto backend = OpenAiBackend::Connect({.base_url = http.url()});
+    ASSERT_TRUE(backend.ok()) << backend.status();
+    const auto answer =
+        (*backend)->Send({.prompt = {.ids = {1}}, .output_tokens = 2}, [](uint32_t) {});
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    EXPECT_FALSE(answer->prompt_tokens.has_value()) << number;
+    EXPECT_FALSE(answer->output_tokens.has_value()) << number;
+  }
 }
 
 TEST_F(OpenAiFailureTest, ChatGoesToItsOwnPath) {
@@ -326,6 +350,12 @@ TEST_F(OpenAiFailureTest, ConnectingNamesWhatIsWrong) {
       [&](const std::string&, const std::string&, const FakeHttp::Send& send) { send(kModels); });
   EXPECT_EQ(OpenAiBackend::Connect({.base_url = http.url(), .model = "x"}).status(),
             absl::NotFoundError(http.url() + "/v1 serves m: not x"));
+  const fakes::SilentServer silent;
+  EXPECT_EQ(OpenAiBackend::Connect(
+                {.base_url = "http://" + silent.address(), .ready_timeout = absl::Milliseconds(50)})
+                .status()
+                .code(),
+            absl::StatusCode::kDeadlineExceeded);
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ std::vector<std::string> Events(const std::string& body, size_t piece) {
   SseReader reader;
   std::vector<std::string> events;
   for (size_t at = 0; at < body.size(); at += piece) {
-    reader.Add(body.substr(at, piece), [&](std::string_view data) { events.emplace_back(data); });
+    EXPECT_TRUE(reader.Add(body.substr(at, piece),
+                           [&](std::string_view data) { events.emplace_back(data); }));
   }
   return events;
 }
@@ -33,6 +34,20 @@ TEST(SseReaderTest, EventsDoNotDependOnThePieces) {
 TEST(SseReaderTest, AnEventWithoutItsEndIsNone) {
   EXPECT_THAT(Events("data: a\n\ndata: b\n", 100), ElementsAre("a"));
   EXPECT_THAT(Events("event: x\n\n\n", 100), ElementsAre());
+}
+
+TEST(SseReaderTest, AnEventWithoutAnEndIsGivenUp) {
+  const std::string piece(1 << 20, 'x');
+  for (const std::string line : {"", "\ndata: "}) {  // one line, and many
+    SseReader reader;
+    const auto none = [](std::string_view) { FAIL(); };
+    size_t taken = 0;
+    while (reader.Add("data: " + piece + line, none)) {
+      taken += piece.size();
+      ASSERT_LE(taken, SseReader::kMaxEventBytes);
+    }
+    EXPECT_GT(taken + 2 * piece.size(), SseReader::kMaxEventBytes);
+  }
 }
 
 }  // namespace
