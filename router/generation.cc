@@ -282,10 +282,9 @@ void Generation::OnPrefillDone(const ferry::v1::PrefillDone& done) {
   context_.ledger->Commit(placement_.decode_cache_charge);
   context_.breakers->Completed(PrefillSlot(), prefill_epoch_, entry.arrival);
   context_.metrics->ObserveStage("prefill", Since(placed_at_));
-  context_.registry->OnPrefilled(PrefillSlot(), prefill_epoch_,
-                                 static_cast<int32_t>(done.computed_tokens()),
-                                 static_cast<int32_t>(done.cached_tokens()),
-                                 absl::Milliseconds(done.prefill_ms()), prefill_done_at_);
+  context_.registry->OnPrefilled(PrefillSlot(), prefill_epoch_, done.computed_tokens(),
+                                 done.cached_tokens(), absl::Milliseconds(done.prefill_ms()),
+                                 prefill_done_at_);
   FinishIfSettled();
 }
 

@@ -148,10 +148,9 @@ void Generation::Deliver(Branch* branch, const ferry::v1::DecodeTokens& tokens, 
 
 void Generation::OnDecodeDone(const ferry::v1::DecodeDone& done) {
   decode_done_ = std::make_unique<ferry::v1::DecodeDone>(done);
-  context_.registry->OnPrefilled(placement_.decode, decode_epoch_,
-                                 static_cast<int32_t>(done.computed_tokens()),
-                                 static_cast<int32_t>(done.cached_tokens()),
-                                 absl::Milliseconds(done.prefill_ms()), EventLoop::Now());
+  context_.registry->OnPrefilled(placement_.decode, decode_epoch_, done.computed_tokens(),
+                                 done.cached_tokens(), absl::Milliseconds(done.prefill_ms()),
+                                 EventLoop::Now());
   if (phase_ != Phase::kFinishing) {
     FailTry(Leg::kDecode,
             absl::InternalError(absl::StrCat("worker ", decode_address_, " was done with ",

@@ -17,7 +17,10 @@ double Fading(absl::Duration age) { return std::exp(-absl::FDivDuration(age, kMe
 
 void PrefillSpeeds::Observe(WorkerSlot slot, const std::string& epoch, absl::Duration predicted,
                             absl::Duration observed, absl::Time now) {
-  if (predicted <= absl::ZeroDuration() || observed <= absl::ZeroDuration()) return;
+  if (predicted <= absl::ZeroDuration() || predicted == absl::InfiniteDuration() ||
+      observed <= absl::ZeroDuration()) {
+    return;
+  }
   if (workers_.size() <= static_cast<size_t>(slot)) workers_.resize(slot + 1);
   Worker& worker = workers_[slot];
   if (worker.epoch != epoch) worker = {.epoch = epoch};

@@ -24,8 +24,8 @@ class PrefillSpeeds final {
   // What one observation, and so the slowdown, can say: beyond this the worker stood still.
   static constexpr double kMost = 4;
 
-  // The worker has computed a prompt.  `predicted`: by its numbers of its start; of 0 nothing is
-  // learned.  Another epoch is another worker.
+  // The worker has computed a prompt.  `predicted`: by its numbers of its start; of 0, or without
+  // end, nothing is learned.  Another epoch is another worker.
   void Observe(WorkerSlot slot, const std::string& epoch, absl::Duration predicted,
                absl::Duration observed, absl::Time now);
 

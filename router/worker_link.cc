@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -21,6 +22,13 @@ constexpr absl::Duration kFirstBackOff = absl::Milliseconds(100);
 constexpr absl::Duration kMaxBackOff = absl::Milliseconds(500);
 constexpr absl::Duration kInfoTimeout = absl::Seconds(2);
 constexpr size_t kEpochBytes = 16;
+// What a worker may state, so that sums of a few such numbers stay numbers.
+constexpr int32_t kMostOfACount = 1 << 28;
+constexpr double kMostOfAnything = 1e12;
+
+int32_t Bounded(uint64_t count) {
+  return static_cast<int32_t>(std::min<uint64_t>(count, kMostOfACount));
+}
 
 LinkRole RoleOf(ferry::v1::WorkerRole role) {
   switch (role) {
@@ -56,29 +64,58 @@ WorkerFacts FactsOf(const ferry::v1::WorkerInfo& info, const std::string& addres
           .decode_step_ms_per_seq = info.decode_step_ms_per_seq()};
 }
 
+// Numbers with which no decision can be made are a worker's that is broken.
 absl::Status CheckFacts(const WorkerFacts& facts, const std::string& address) {
-  if (facts.epoch.size() != kEpochBytes || facts.role == LinkRole::kUnknown ||
-      facts.block_size <= 0 || facts.num_blocks < 0 || facts.max_model_len < 0) {
+  const auto unusable = [&](auto&&... words) {
     return absl::InvalidArgumentError(
-        absl::StrCat("worker ", address, ": its GetInfo is unusable: epoch of ", facts.epoch.size(),
-                     " bytes, role ", LinkRoleName(facts.role), ", block_size ", facts.block_size,
-                     ", num_blocks ", facts.num_blocks));
+        absl::StrCat("worker ", address, ": its GetInfo is unusable: ", words...));
+  };
+  if (facts.epoch.size() != kEpochBytes || facts.role == LinkRole::kUnknown) {
+    return unusable("epoch of ", facts.epoch.size(), " bytes, role ", LinkRoleName(facts.role));
+  }
+  struct Number {
+    const char* name;
+    double value;
+    double least = 0;
+    double most = kMostOfACount;
+  };
+  for (const Number& number : std::initializer_list<Number>{
+           {.name = "block_size", .value = 1.0 * facts.block_size, .least = 1},
+           {.name = "num_blocks", .value = 1.0 * facts.num_blocks},
+           {.name = "num_state_slots", .value = 1.0 * facts.num_state_slots},
+           {.name = "max_seqs", .value = 1.0 * facts.max_seqs},
+           {.name = "max_model_len", .value = 1.0 * facts.max_model_len},
+           {.name = "block_bytes", .value = 1.0 * facts.block_bytes, .most = kMostOfAnything},
+           {.name = "prefill_tokens_per_s",
+           .value = facts.prefill_tokens_per_s,
+           .most = kMostOfAnything},
+           {.name = "prefill_s_per_token2",
+           .value = facts.prefill_s_per_token2,
+           .most = kMostOfAnything},
+           {.name = "decode_step_ms", .value = facts.decode_step_ms, .most = kMostOfAnything},
+           {.name = "decode_step_ms_per_seq",
+           .value = facts.decode_step_ms_per_seq,
+           .most = kMostOfAnything}}) {
+    if (number.value >= number.least && number.value <= number.most) continue;  // not NaN either
+    return unusable(number.name, " ", number.value, " is not within ", number.least, " to ",
+                    number.most);
   }
   return absl::OkStatus();
 }
 
 int32_t Used(const ferry::v1::KvBlockCounts& counts) {
-  return static_cast<int32_t>(counts.active() + counts.reserved() + counts.held() +
-                              counts.quarantined());
+  return Bounded(uint64_t{counts.active()} + counts.reserved() + counts.held() +
+                 counts.quarantined());
 }
 
 WorkerLoad LoadOf(const ferry::v1::LoadReport& report) {
-  return {.waiting_tokens = static_cast<int64_t>(report.waiting_tokens()),
-          .waiting_requests = static_cast<int32_t>(report.waiting_requests()),
-          .running_requests = static_cast<int32_t>(report.running_requests()),
+  const double step_ms = report.step_ms();
+  return {.waiting_tokens = Bounded(report.waiting_tokens()),
+          .waiting_requests = Bounded(report.waiting_requests()),
+          .running_requests = Bounded(report.running_requests()),
           .used_blocks = Used(report.kv_blocks()),
           .used_state_slots = Used(report.state_slots()),
-          .step_ms = report.step_ms()};
+          .step_ms = step_ms >= 0 && step_ms <= kMostOfAnything ? step_ms : 0};
 }
 
 PrefixIndex::Frame FrameOf(const ferry::v1::KvEventFrame& proto) {

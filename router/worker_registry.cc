@@ -150,11 +150,16 @@ WorkerView WorkerRegistry::View(const WorkerLink& link, int32_t cached_blocks,
                   prefill_slowdown(link, now));
 }
 
-void WorkerRegistry::OnPrefilled(WorkerSlot slot, const std::string& epoch, int32_t computed_tokens,
-                                 int32_t cached_tokens, absl::Duration observed, absl::Time now) {
+void WorkerRegistry::OnPrefilled(WorkerSlot slot, const std::string& epoch,
+                                 uint32_t computed_tokens, uint32_t cached_tokens,
+                                 absl::Duration observed, absl::Time now) {
   const WorkerFacts& facts = link(slot).facts();
   if (facts.epoch != epoch) return;
-  const absl::Duration stated = StatedPrefillTime(facts, computed_tokens, cached_tokens);
+  if (uint64_t{computed_tokens} + cached_tokens > static_cast<uint64_t>(facts.max_model_len)) {
+    return;
+  }
+  const absl::Duration stated = StatedPrefillTime(facts, static_cast<int32_t>(computed_tokens),
+                                                  static_cast<int32_t>(cached_tokens));
   // What any step costs, however few its tokens, would hide their time.
   if (stated < absl::Milliseconds(facts.decode_step_ms)) return;
   speeds_.Observe(slot, epoch, stated, observed, now);

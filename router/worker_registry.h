@@ -68,8 +68,9 @@ class WorkerRegistry final : public WorkerLink::Listener {
   WorkerView View(const WorkerLink& link, int32_t cached_blocks, absl::Time now) const;
 
   // The worker has computed a prompt, which took `observed` of its engine's time.
-  void OnPrefilled(WorkerSlot slot, const std::string& epoch, int32_t computed_tokens,
-                   int32_t cached_tokens, absl::Duration observed, absl::Time now);
+  // Token counts that it cannot hold say nothing.
+  void OnPrefilled(WorkerSlot slot, const std::string& epoch, uint32_t computed_tokens,
+                   uint32_t cached_tokens, absl::Duration observed, absl::Time now);
   double prefill_slowdown(const WorkerLink& link, absl::Time now) const {
     return speeds_.slowdown(link.slot(), link.facts().epoch, now);
   }

@@ -96,6 +96,9 @@ class FakeWorker {
   // Script.  Set before the first request; called on gRPC threads; must not block.
   std::string output = "hello";
   double slowness = 0;  // a prompt's prefill_ms over what GetInfo states; 0: prefill_ms is not told
+  // What it says of itself may be changed to anything before it goes out.
+  std::function<void(ferry::v1::WorkerInfo*)> on_info;
+  std::function<void(ferry::v1::LoadReport*)> on_report;
   std::function<void(std::shared_ptr<DecodeCall>)> on_decode;
   std::function<void(std::shared_ptr<PrefillCall>)> on_prefill;
   std::function<absl::Status(const ferry::v1::PushHeldRequest&)> on_push_held;

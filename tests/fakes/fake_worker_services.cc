@@ -85,6 +85,7 @@ grpc::ServerUnaryReactor* FakeWorker::Services::GetInfo(grpc::CallbackServerCont
   info->set_prefill_tokens_per_s(kPrefillTokensPerSecond);
   info->set_decode_step_ms(1);
   info->set_decode_step_ms_per_seq(0.1);
+  if (worker_->on_info != nullptr) worker_->on_info(info);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   std::lock_guard lock(mutex_);
   // A stopped process answers nothing; the caller's deadline passes.
@@ -225,6 +226,7 @@ void FakeWorker::Services::Report(
   LoadReport report = load_;
   report.set_epoch(worker_->epoch_);
   report.set_seq(++report_seq_);
+  if (worker_->on_report != nullptr) worker_->on_report(&report);
   stream->Push(report);
 }
 

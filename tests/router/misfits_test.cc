@@ -1,6 +1,10 @@
 // Workers that do not fit each other, or the router: requests go where they can, and whoever asks
 // is told why the others are not used.
 
+#include <functional>
+#include <limits>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "status/grpc_status.h"
@@ -147,6 +151,64 @@ TEST_F(MisfitsTest, AWorkerThatDoesNotAnswerIsNamed) {
   p->Kill();
   ASSERT_TRUE(Eventually([&] { return !router_->registry().Unreachable().empty(); }));
   EXPECT_THAT(ListModels().unreachable(), ElementsAre(HasSubstr("worker " + address + ": ")));
+}
+
+// No comparison of costs means anything with such numbers, and some would draw all requests there.
+TEST_F(MisfitsTest, AWorkerThatStatesNumbersThatAreNoneIsNotUsed) {
+  using ferry::v1::WorkerInfo;
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  const std::vector<std::pair<std::string, std::function<void(WorkerInfo*)>>> wrongs = {
+      {"prefill_tokens_per_s nan", [](auto* info) { info->set_prefill_tokens_per_s(kNan); }},
+      {"prefill_tokens_per_s -1", [](auto* info) { info->set_prefill_tokens_per_s(-1); }},
+      {"prefill_s_per_token2 nan", [](auto* info) { info->set_prefill_s_per_token2(kNan); }},
+      {"prefill_s_per_token2 inf", [](auto* info) { info->set_prefill_s_per_token2(kInfinite); }},
+      {"decode_step_ms inf", [](auto* info) { info->set_decode_step_ms(kInfinite); }},
+      {"decode_step_ms_per_seq -0.5", [](auto* info) { info->set_decode_step_ms_per_seq(-0.5); }},
+      {"block_size 0", [](auto* info) { info->set_block_size(0); }},
+      {"max_seqs -1", [](auto* info) { info->set_max_seqs(0xffffffff); }},
+      {"num_state_slots -1", [](auto* info) { info->set_num_state_slots(0xffffffff); }},
+      {"num_blocks 2.14748e+09 is not within 0 to 2.68435e+08",
+       [](auto* info) { info->set_num_blocks(0x7fffffff); }},
+      {"block_bytes -1", [](auto* info) { info->set_block_bytes(~uint64_t{0}); }}};
+  std::vector<std::string> sentences;
+  for (const auto& [words, wrong] : wrongs) {
+    FakeWorker* const worker = Decode();
+    worker->on_info = wrong;
+    sentences.push_back(
+        absl::StrCat("worker ", worker->address(), ": its GetInfo is unusable: ", words));
+  }
+  FakeWorker* const good = Decode();
+  StartRouterAlone();
+  ASSERT_TRUE(WaitForWorkers(0, 1));
+  ASSERT_TRUE(
+      Eventually([&] { return router_->registry().Unreachable().size() == wrongs.size(); }));
+  std::vector<testing::Matcher<std::string>> expected;
+  for (const std::string& sentence : sentences) expected.push_back(HasSubstr(sentence));
+  EXPECT_THAT(router_->registry().Unreachable(), testing::ElementsAreArray(expected));
+  EXPECT_EQ(Generate(Text("hello")).status, absl::OkStatus());
+  EXPECT_EQ(good->decodes().size(), 1u);
+}
+
+TEST_F(MisfitsTest, AReportOfImpossibleLoadIsThatOfAFullWorker) {
+  FakeWorker* const absurd = Prefill();
+  FakeWorker* const p = Prefill();
+  FakeWorker* const d = Decode();
+  absurd->on_report = [](ferry::v1::LoadReport* report) {
+    report->set_waiting_tokens(~uint64_t{0});  // -1 of what has a sign
+    report->set_step_ms(std::numeric_limits<double>::infinity());
+  };
+  FakeWorker* const full = Decode();
+  full->on_report = [](ferry::v1::LoadReport* report) {
+    report->set_running_requests(0xffffffff);
+    report->set_waiting_requests(0xffffffff);
+    report->mutable_kv_blocks()->set_active(0xffffffff);
+    report->mutable_kv_blocks()->set_held(0xffffffff);
+  };
+  StartRouter();
+  for (int i = 0; i < 10; ++i) ASSERT_EQ(Generate(Tokens(1000, i)).status, absl::OkStatus());
+  EXPECT_EQ(p->prefills().size(), 10u);
+  EXPECT_EQ(d->decodes().size(), 10u);
 }
 
 }  // namespace

@@ -99,5 +99,19 @@ TEST_F(PrefillSpeedsTest, NothingIsLearnedWithoutAPredictionOrATime) {
   EXPECT_EQ(slowdown(), 1);
 }
 
+TEST_F(PrefillSpeedsTest, OfTimesThatAreNoneNothingIsLearned) {
+  Compute(1, 2);
+  const double before = slowdown();
+  for (const absl::Duration none :
+       {absl::ZeroDuration(), -kPrompt, absl::InfiniteDuration(), -absl::InfiniteDuration()}) {
+    speeds_.Observe(kSlot, kEpoch, none, kPrompt, now_);
+    speeds_.Observe(kSlot, kEpoch, none, none, now_);
+  }
+  EXPECT_DOUBLE_EQ(slowdown(), before);
+  speeds_.Observe(kSlot, kEpoch, kPrompt, absl::InfiniteDuration(), now_);  // it stood still
+  EXPECT_GT(slowdown(), before);
+  EXPECT_LT(slowdown(), PrefillSpeeds::kMost);
+}
+
 }  // namespace
 }  // namespace router
