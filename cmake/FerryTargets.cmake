@@ -44,6 +44,7 @@ function(ferry_test_settings name)
   endif()
   set(sanitizer_env "")
   if(FERRY_SANITIZE)
+    list(APPEND ARG_LABELS sanitizer)  # every test of such a build, beside its own labels
     math(EXPR ARG_TIMEOUT "5 * ${ARG_TIMEOUT}")
     # UCX's memory hooks call a sanitizer's interceptors in exiting threads, where its state is gone.
     set(sanitizer_env "UCX_MEM_EVENTS=no" "UCX_MEM_MMAP_HOOK_MODE=none" "UBSAN_OPTIONS=print_stacktrace=1"
