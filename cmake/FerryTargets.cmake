@@ -29,8 +29,6 @@ function(ferry_test)
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_include_directories(${ARG_NAME} PRIVATE "${CMAKE_SOURCE_DIR}")
   target_link_libraries(${ARG_NAME} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
-  # What a test itself does is little, and there are many to compile: a quarter less time.
-  target_compile_options(${ARG_NAME} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME})
   ferry_test_settings(${ARG_NAME} DEPS ${ARG_DEPS} LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT} ENV ${ARG_ENV})
 endfunction()
