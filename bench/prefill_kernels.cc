@@ -39,6 +39,7 @@ void TimeRaggedMha(KernelBench& bench, const PrefillCase& c) {
     return rounded ? static_cast<void*>(bench.Bfloat16s(count)) : bench.Floats(count);
   };
   const int64_t q_stride = c.heads * (kNope + kRope), kv_stride = c.heads * (kNope + kValue);
+  const int64_t outputs = tokens * c.heads * kValue;
   const float* q = bench.Floats(tokens * q_stride);
   auto* kv = static_cast<std::byte*>(values(tokens * kv_stride));
   const int32_t* lengths = bench.Upload(cu);
@@ -67,7 +68,8 @@ void TimeRaggedMha(KernelBench& bench, const PrefillCase& c) {
                                         .v = kv + kNope * (rounded ? 2 : 4),
                                         .v_row_stride = kv_stride,
                                         .v_head_stride = kNope + kValue,
-                                        .out = bench.Floats(tokens * c.heads * kValue),
+                                        .out = rounded ? nullptr : bench.Floats(outputs),
+                                        .rounded_out = rounded ? bench.Bfloat16s(outputs) : nullptr,
                                         .out_row_stride = c.heads * kValue,
                                         .out_head_stride = kValue};
   bench.Time({.name = name,

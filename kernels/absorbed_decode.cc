@@ -27,9 +27,14 @@ absl::Status CheckAbsorbedDecode(const AbsorbedDecodeParams& params) {
         "absorbed_decode: cu_seqlens_q, kv_len, splits or block_table is null");
   }
   if (params.q_latent == nullptr || (params.q_rope == nullptr && params.qk_rope_head_dim > 0) ||
-      params.out == nullptr || params.workspace == nullptr) {
-    return absl::InvalidArgumentError(
-        "absorbed_decode: q_latent, q_rope, out or workspace is null");
+      params.workspace == nullptr) {
+    return absl::InvalidArgumentError("absorbed_decode: q_latent, q_rope or workspace is null");
+  }
+  if ((params.out == nullptr) == (params.rounded_out == nullptr)) {
+    return absl::InvalidArgumentError("absorbed_decode: needs one of out and rounded_out");
+  }
+  if (params.rounded_out != nullptr && params.w_uv == nullptr) {
+    return absl::InvalidArgumentError("absorbed_decode: rounded_out without w_uv");
   }
   if (params.w_uv != nullptr && (params.w_uv->num_heads() != params.num_heads ||
                                  params.w_uv->in_features() != params.kv_lora_rank ||

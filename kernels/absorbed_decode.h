@@ -54,6 +54,7 @@ struct AbsorbedDecodeParams {
   int64_t q_rope_head_stride = 0;
   const PackedHeadLinear* w_uv = nullptr;  // may be null
   float* out = nullptr;                    // [total_q, num_heads, v_head_dim or kv_lora_rank]
+  uint16_t* rounded_out = nullptr;         // instead of out: the same in bf16; with w_uv, not on the CPU
   int64_t out_row_stride = 0;
   int64_t out_head_stride = 0;
   float* lse = nullptr;                    // [num_heads, lse_stride]; may be null

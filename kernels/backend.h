@@ -124,6 +124,11 @@ class Backend {
   // Operations.
   virtual absl::Status Embed(const LaunchContext& context, const EmbedParams& params) = 0;
   virtual absl::Status Linear(const LaunchContext& context, const LinearParams& params) = 0;
+  // Whether Linear rounds num_rows rows of float32 input without a norm to bf16 for this weight: it
+  // takes them in bf16 as well, and the result is the same.
+  virtual bool LinearRoundsInput(const PackedLinear& /*weight*/, int32_t /*num_rows*/) const {
+    return false;
+  }
   // For at most max_rows rows of at most max_in_features; the workspace is free after the launch.
   virtual int64_t LinearWorkspaceBytes(int32_t max_rows, int64_t max_in_features) const = 0;
   virtual absl::Status HeadLinear(const LaunchContext& context, const HeadLinearParams& params) = 0;

@@ -72,6 +72,9 @@ absl::Status CheckHeadLinear(const HeadLinearParams& params) {
         "head strides ", params.input_head_stride, " (input) and ", params.output_head_stride,
         " (output) for heads of ", weight.in_features(), " and ", weight.out_features()));
   }
+  if ((params.output == nullptr) == (params.rounded_output == nullptr)) {
+    return absl::InvalidArgumentError("head linear needs one of output and rounded_output");
+  }
   return absl::OkStatus();
 }
 

@@ -98,6 +98,7 @@ struct HeadLinearParams {
   int64_t input_row_stride = 0;          // elements
   int64_t input_head_stride = 0;
   float* output = nullptr;               // [num_rows, num_heads, out_features]
+  uint16_t* rounded_output = nullptr;    // instead of output: the same in bf16; not on the CPU
   int64_t output_row_stride = 0;
   int64_t output_head_stride = 0;
 };

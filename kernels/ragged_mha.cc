@@ -22,8 +22,13 @@ absl::Status CheckRaggedMha(const RaggedMhaParams& params) {
   if (params.accumulate && params.lse == nullptr) {
     return absl::InvalidArgumentError("ragged_mha: accumulate without lse");
   }
+  if (params.accumulate && params.rounded_out != nullptr) {
+    return absl::InvalidArgumentError("ragged_mha: accumulate into rounded_out");
+  }
   if (params.num_rows == 0) return absl::OkStatus();
-  if (params.out == nullptr) return absl::InvalidArgumentError("ragged_mha: no out");
+  if ((params.out == nullptr) == (params.rounded_out == nullptr)) {
+    return absl::InvalidArgumentError("ragged_mha: needs one of out and rounded_out");
+  }
   const bool has_nope = params.qk_nope_head_dim > 0;
   const bool has_rope = params.qk_rope_head_dim > 0;
   if ((has_nope && (params.q_nope == nullptr || params.k_nope == nullptr)) ||

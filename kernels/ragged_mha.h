@@ -55,6 +55,8 @@ struct RaggedMhaParams {
   int64_t v_row_stride = 0;
   int64_t v_head_stride = 0;
   float* out = nullptr;                    // [total_q, num_heads, v_head_dim]
+  uint16_t* rounded_out = nullptr;         // instead of out: the same in bf16; not with accumulate,
+                                           // not on the CPU
   int64_t out_row_stride = 0;
   int64_t out_head_stride = 0;
   float* lse = nullptr;                    // [num_heads, lse_stride]; may be null unless accumulate

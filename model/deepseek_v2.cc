@@ -28,15 +28,16 @@ absl::Status DeepseekV2::Attention(const StepView& step, int32_t layer) {
   const AttentionWeights& attention = weights().layers[layer].attention;
   RETURN_IF_ERROR(ProjectQueryAndLatent(step, attention));
   RETURN_IF_ERROR(StoreCache(step, attention, layer, step.num_absorbed_tokens()));
-  RETURN_IF_ERROR(AttendAbsorbed(step, attention, layer));
-  RETURN_IF_ERROR(AttendRagged(step, attention, layer));
-  return ProjectOutput(step, attention);
+  const bool rounded = RoundsAttention(step, attention);
+  RETURN_IF_ERROR(AttendAbsorbed(step, attention, layer, rounded));
+  RETURN_IF_ERROR(AttendRagged(step, attention, layer, rounded));
+  return ProjectOutput(step, attention, rounded);
 }
 
 // The first rows, absorbed: attention over the latents themselves, then W_UV out of their space
 // (models.md 4.3).
 absl::Status DeepseekV2::AttendAbsorbed(const StepView& step, const AttentionWeights& weights,
-                                        int32_t layer) {
+                                        int32_t layer, bool rounded) {
   if (step.num_absorbed_tokens() == 0) return absl::OkStatus();
   const int64_t heads = config().num_attention_heads;
   const StepPlan& plan = step.plan;
@@ -64,7 +65,8 @@ absl::Status DeepseekV2::AttendAbsorbed(const StepView& step, const AttentionWei
                                                .q_rope_row_stride = q_row_stride(),
                                                .q_rope_head_stride = config().qk_head_dim(),
                                                .w_uv = weights.w_uv.get(),
-                                               .out = scratch().attention,
+                                               .out = exact_attention(rounded),
+                                               .rounded_out = rounded_attention(rounded),
                                                .out_row_stride = heads * config().v_head_dim,
                                                .out_head_stride = config().v_head_dim,
                                                .workspace = decode_workspace_});

@@ -28,7 +28,8 @@ class DeepseekV2 final : public MlaNetwork {
   int64_t max_latent_rows() const override { return options().limits.max_absorbed_tokens; }
   void CarveMore(ScratchCarver& carver) override;
   absl::Status Attention(const StepView& step, int32_t layer) override;
-  absl::Status AttendAbsorbed(const StepView& step, const AttentionWeights& weights, int32_t layer);
+  absl::Status AttendAbsorbed(const StepView& step, const AttentionWeights& weights, int32_t layer,
+                              bool rounded);
 
   std::byte* decode_workspace_ = nullptr;
 };

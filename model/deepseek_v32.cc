@@ -94,8 +94,8 @@ absl::Status DeepseekV32::Attention(const StepView& step, int32_t layer) {
     RETURN_IF_ERROR(SelectKeys(step, attention.indexer, layer, rows));
     RETURN_IF_ERROR(AttendSelected(step, attention, layer, rows));
   }
-  RETURN_IF_ERROR(AttendRagged(step, attention, layer));
-  return ProjectOutput(step, attention);
+  RETURN_IF_ERROR(AttendRagged(step, attention, layer, /*rounded=*/false));
+  return ProjectOutput(step, attention, /*rounded=*/false);
 }
 
 kernels::IndexKeyParams DeepseekV32::IndexKeys(const StepView& step, const IndexerWeights& weights,

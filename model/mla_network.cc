@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/inlined_vector.h"
 #include "status/check.h"
 #include "status/status_macros.h"
@@ -189,7 +190,7 @@ kernels::HeadLinearParams MlaNetwork::Absorption(const AttentionWeights& weights
 }
 
 absl::Status MlaNetwork::AttendRagged(const StepView& step, const AttentionWeights& weights,
-                                      int32_t layer) {
+                                      int32_t layer, bool rounded) {
   const int64_t heads = config_.num_attention_heads;
   const int64_t q_head_stride = config_.qk_head_dim();
   const int64_t kv_head_stride = config_.qk_nope_head_dim + config_.v_head_dim;
@@ -224,7 +225,8 @@ absl::Status MlaNetwork::AttendRagged(const StepView& step, const AttentionWeigh
                             int64_t{config_.qk_nope_head_dim} * kernels::DTypeBits(kv_dtype_) / 8,
                        .v_row_stride = heads * kv_head_stride,
                        .v_head_stride = kv_head_stride,
-                       .out = scratch_.attention,
+                       .out = exact_attention(rounded),
+                       .rounded_out = rounded_attention(rounded),
                        .out_row_stride = heads * config_.v_head_dim,
                        .out_head_stride = config_.v_head_dim,
                        .lse = scratch_.lse,
@@ -260,13 +262,21 @@ absl::Status MlaNetwork::DecompressPiece(const StepView& step, const AttentionWe
                                         .workspace = step.linear_workspace});
 }
 
-absl::Status MlaNetwork::ProjectOutput(const StepView& step, const AttentionWeights& weights) {
+bool MlaNetwork::RoundsAttention(const StepView& step, const AttentionWeights& weights) const {
+  return backend_.LinearRoundsInput(*weights.o, step.num_tokens()) &&
+         absl::c_none_of(pieces_.passes(), [](const PiecePass& pass) { return pass.accumulate; });
+}
+
+absl::Status MlaNetwork::ProjectOutput(const StepView& step, const AttentionWeights& weights,
+                                       bool rounded) {
   const int64_t columns = int64_t{config_.num_attention_heads} * config_.v_head_dim;
   const kernels::OutputSegment output{
       .data = scratch_.hidden, .row_stride = config_.hidden_size, .columns = config_.hidden_size};
+  kernels::Activation input = FloatRows(scratch_.attention, columns);
+  if (rounded) input.dtype = kernels::DType::kBfloat16;
   return backend_.Linear(step.context, {.weight = weights.o.get(),
                                         .num_rows = step.num_tokens(),
-                                        .input = FloatRows(scratch_.attention, columns),
+                                        .input = input,
                                         .epilogue = kernels::LinearEpilogue::kResidual,
                                         .epilogue_residual = scratch_.hidden,
                                         .outputs = {&output, 1},

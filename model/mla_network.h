@@ -47,7 +47,7 @@ class MlaNetwork : public Network {
     float* q = nullptr;                 // [max_tokens, H, nope + rope]
     float* kv_a = nullptr;              // [max_tokens, kv_lora_rank + rope]
     float* q_latent = nullptr;          // [max_latent_rows, H, kv_lora_rank]
-    float* attention = nullptr;         // [max_tokens, H, v]
+    float* attention = nullptr;         // [max_tokens, H, v], or of the same in bf16
     float* lse = nullptr;               // [H, max_tokens]
     float* mlp = nullptr;               // [max_tokens, intermediate]
     std::byte* piece_latent = nullptr;  // [piece_tokens, kv_lora_rank], these in kv_dtype_
@@ -94,9 +94,19 @@ class MlaNetwork : public Network {
                                        int32_t count) const;
   // Ragged sequences' rows before ragged_positions: keys and values are decompressed from the
   // stored latents piece by piece, and attended with their heads (models.md 4.2).
-  absl::Status AttendRagged(const StepView& step, const AttentionWeights& weights, int32_t layer);
+  // `rounded`: attention in bf16.
+  absl::Status AttendRagged(const StepView& step, const AttentionWeights& weights, int32_t layer,
+                            bool rounded);
   // hidden += W_o attention.
-  absl::Status ProjectOutput(const StepView& step, const AttentionWeights& weights);
+  absl::Status ProjectOutput(const StepView& step, const AttentionWeights& weights, bool rounded);
+  // Whether the step's attention is best left in bf16: W_o rounds it, and no piece is added to an
+  // earlier one.
+  bool RoundsAttention(const StepView& step, const AttentionWeights& weights) const;
+  // The two forms of attention: null, the one that is not `rounded`.
+  float* exact_attention(bool rounded) const { return rounded ? nullptr : scratch_.attention; }
+  uint16_t* rounded_attention(bool rounded) const {
+    return rounded ? reinterpret_cast<uint16_t*>(scratch_.attention) : nullptr;
+  }
 
   kernels::KvPages LatentPages(const StepView& step, int32_t layer) const {
     return cache_layout_.Pages(step.state.cache, kLatentGroup, layer);

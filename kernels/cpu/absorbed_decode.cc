@@ -279,6 +279,9 @@ int64_t AbsorbedDecodeWorkspaceBytes(int32_t max_rows, int32_t max_splits_per_se
 absl::Status AbsorbedDecode(ThreadPool& pool, const AbsorbedDecodeParams& params) {
   if (absl::Status status = CheckAbsorbedDecode(params); !status.ok()) return status;
   if (params.num_seqs == 0) return absl::OkStatus();
+  if (params.rounded_out != nullptr) {
+    return absl::InvalidArgumentError("absorbed_decode: no cpu kernel that rounds its output");
+  }
   if (absl::Status status = CheckSequences(params); !status.ok()) return status;
   const int32_t num_rows = params.cu_seqlens_q[params.num_seqs];
   const int64_t heads = params.num_heads;

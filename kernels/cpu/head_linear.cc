@@ -51,6 +51,9 @@ absl::Status HeadLinear(ThreadPool& pool, const HeadLinearParams& params) {
   FERRY_CHECK(params.weight != nullptr);
   const auto& weight = static_cast<const CpuPackedHeadLinear&>(*params.weight);
   RETURN_IF_ERROR(CheckHeadLinear(params));
+  if (params.rounded_output != nullptr) {
+    return absl::InvalidArgumentError("head linear: no cpu kernel that rounds its output");
+  }
   const int64_t panels_per_head = weight.heads()[0].num_panels();
   const int64_t num_panels = weight.num_heads() * panels_per_head;
   for (int32_t block = 0; block < params.num_rows; block += kRowBlock) {

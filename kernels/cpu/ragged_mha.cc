@@ -33,6 +33,9 @@ absl::Status CheckArrays(const RaggedMhaParams& params) {
     return absl::InvalidArgumentError(absl::StrCat("ragged_mha: no cpu kernel for keys of dtype ",
                                                    std::string(DTypeName(params.kv_dtype))));
   }
+  if (params.rounded_out != nullptr) {
+    return absl::InvalidArgumentError("ragged_mha: no cpu kernel that rounds its output");
+  }
   absl::Status status = CheckRunningTotals("cu_seqlens_q", params.cu_seqlens_q, params.num_seqs);
   if (status.ok()) {
     status = CheckRunningTotals("cu_seqlens_kv", params.cu_seqlens_kv, params.num_seqs);

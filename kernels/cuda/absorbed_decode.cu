@@ -209,6 +209,7 @@ absl::Status AbsorbedDecode(const Launcher& launcher, const AbsorbedDecodeParams
                                .input_row_stride = heads * params.kv_lora_rank,
                                .input_head_stride = params.kv_lora_rank,
                                .output = params.out,
+                               .rounded_output = params.rounded_out,
                                .output_row_stride = params.out_row_stride,
                                .output_head_stride = params.out_head_stride});
 }

@@ -206,6 +206,9 @@ class CudaBackend final : public Backend {
   absl::Status Linear(const LaunchContext& context, const LinearParams& params) override {
     return cuda::Linear(runtime_->On(context), params);
   }
+  bool LinearRoundsInput(const PackedLinear& weight, int32_t num_rows) const override {
+    return cuda::LinearRoundsInput(runtime_->device(), weight, num_rows);
+  }
   int64_t LinearWorkspaceBytes(int32_t max_rows, int64_t max_in_features) const override {
     return cuda::LinearWorkspaceBytes(max_rows, max_in_features);
   }

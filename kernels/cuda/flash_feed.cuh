@@ -39,15 +39,15 @@ inline constexpr int32_t kProductWarps = 8;
 inline constexpr int32_t kQueryWarps = 2;
 inline constexpr int32_t kQueryPitch = kFlashNope + kFlashRope;
 inline constexpr int32_t kChunkValues = 4;  // of 16 bytes
-// What a warp stages of its result at a time.
+// What a warp stages of its result at a time: 128 bytes of each of its rows.
 inline constexpr int32_t kStagedRows = 16;
-inline constexpr int32_t kStagedColumns = 32;
+inline constexpr int32_t kStagedChunks = 8;
 
 struct FlashShared {
   uint16_t k[kStages][kKeyBoxes][kBlockElements];
   uint16_t v[kStages][kValueBoxes][kBlockElements];
   float q[kProductRows][kQueryPitch];  // of one warpgroup's next tile, chunks rotated
-  float staged[kProductWarps][kStagedRows][kStagedColumns];  // chunks rotated
+  uint4 staged[kProductWarps][kStagedRows][kStagedChunks];  // chunks rotated
   FlashTile tiles[kTilePlaces];
   Barrier full_tile[kTilePlaces], empty_tile[kTilePlaces];
   Barrier full_k[kStages], empty_k[kStages];

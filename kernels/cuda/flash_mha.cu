@@ -133,50 +133,59 @@ __device__ void BeginValues(const FlashShared& shared, int32_t stage,
   CommitProducts();
 }
 
-// Stores the first `num_rows` of the warp's rows times `scale`, through shared memory, so that
-// whole lines are written.  `to`: the warp's first row.
+__device__ void StorePair(float* to, float low, float high) {
+  *reinterpret_cast<float2*>(to) = make_float2(low, high);
+}
+__device__ void StorePair(uint16_t* to, float low, float high) {
+  *reinterpret_cast<uint32_t*>(to) = PackBfloat16(low, high);
+}
+
+// Stores the first `num_rows` of the warp's rows times `scale`, as they are or rounded, through
+// shared memory, so that whole lines are written.  `to`: the warp's first row.
+template <typename T>
 __device__ void StoreLines(const float (&out)[kProductSums], const float (&scale)[2],
-                           int32_t num_rows, float* to, int64_t row_stride,
-                           float (&staged)[kStagedRows][kStagedColumns]) {
-  constexpr int32_t kLanesPerRow = kStagedColumns / kChunkValues;
-  constexpr int32_t kRowsAtATime = kWarpSize / kLanesPerRow;
+                           int32_t num_rows, T* to, int64_t row_stride,
+                           uint4 (&staged)[kStagedRows][kStagedChunks]) {
+  constexpr int32_t kChunk = sizeof(uint4) / sizeof(T);
+  constexpr int32_t kColumns = kStagedChunks * kChunk;  // that are staged at a time
+  constexpr int32_t kRowsAtATime = kWarpSize / kStagedChunks;
   constexpr int32_t kPasses = kStagedRows / kRowsAtATime;
   static_assert(RotateChunk(0, kRowsAtATime) == 0);
   const int32_t lane = ThisThread() % kWarpSize;
-  const int32_t row = lane / kLanesPerRow, chunk = lane % kLanesPerRow;
-  const float* from = staged[row] + RotateChunk(chunk, row) * kChunkValues;
-  float4* line[kPasses];
+  const int32_t row = lane / kStagedChunks, chunk = lane % kStagedChunks;
+  const uint4* from = &staged[row][RotateChunk(chunk, row)];
+  uint4* line[kPasses];
 #pragma unroll
   for (int32_t pass = 0; pass < kPasses; ++pass) {
-    line[pass] = reinterpret_cast<float4*>(to + (row + pass * kRowsAtATime) * row_stride) + chunk;
+    line[pass] = reinterpret_cast<uint4*>(to + (row + pass * kRowsAtATime) * row_stride) + chunk;
   }
-  float* pairs[kStagedColumns / 8];  // of the thread's first row
+  T* pairs[kColumns / 8];  // of the thread's first row
 #pragma unroll
-  for (int32_t j = 0; j < kStagedColumns / 8; ++j) {
-    pairs[j] = staged[lane / 4] + RotateChunk(2 * j + lane % 4 / 2, lane / 4) * kChunkValues +
-               lane % 2 * 2;
+  for (int32_t j = 0; j < kColumns / 8; ++j) {
+    const int32_t column = 8 * j + 2 * (lane % 4);
+    pairs[j] = reinterpret_cast<T*>(&staged[lane / 4][RotateChunk(column / kChunk, lane / 4)]) +
+               column % kChunk;
   }
 #pragma unroll
-  for (int32_t column = 0; column < kFlashValue; column += kStagedColumns) {
+  for (int32_t column = 0; column < kFlashValue; column += kColumns) {
     __syncwarp();
 #pragma unroll
-    for (int32_t j = 0; j < kStagedColumns / 8; ++j) {
+    for (int32_t j = 0; j < kColumns / 8; ++j) {
 #pragma unroll
       for (int32_t i = 0; i < 2; ++i) {
         const int32_t at = 4 * (column / 8 + j) + 2 * i;
-        *reinterpret_cast<float2*>(pairs[j] + i * 8 * kStagedColumns) =
-            make_float2(out[at] * scale[i], out[at + 1] * scale[i]);
+        StorePair(pairs[j] + i * 8 * kColumns, out[at] * scale[i], out[at + 1] * scale[i]);
       }
     }
     __syncwarp();
-    float4 values[kPasses];
+    uint4 values[kPasses];
 #pragma unroll
     for (int32_t pass = 0; pass < kPasses; ++pass) {
-      values[pass] = *reinterpret_cast<const float4*>(from + pass * kRowsAtATime * kStagedColumns);
+      values[pass] = from[pass * kRowsAtATime * kStagedChunks];
     }
 #pragma unroll
     for (int32_t pass = 0; pass < kPasses; ++pass) {
-      if (row + pass * kRowsAtATime < num_rows) line[pass][column / kChunkValues] = values[pass];
+      if (row + pass * kRowsAtATime < num_rows) line[pass][column / kChunk] = values[pass];
     }
   }
 }
@@ -200,12 +209,12 @@ __device__ void MergeRow(const float (&out)[kProductSums], int32_t row_in_thread
 // Stores the warp's rows, or merges them with what is there.
 __device__ void StoreRows(const RaggedMhaParams& params, const FlashTile& tile,
                           const RowState& state, const float (&out)[kProductSums],
-                          float (&staged)[kStagedRows][kStagedColumns]) {
+                          uint4 (&staged)[kStagedRows][kStagedChunks]) {
   const int32_t lane = ThisThread() % kWarpSize;
   const int32_t warp_row = ThisThread() / kWarpSize * kStagedRows;
   const int64_t first_row = int64_t{tile.q_begin} + warp_row;
   const int32_t num_rows = tile.num_rows - warp_row;
-  float* to = params.out + first_row * params.out_row_stride + tile.head * params.out_head_stride;
+  const int64_t first = first_row * params.out_row_stride + tile.head * params.out_head_stride;
   float* lse =
       params.lse == nullptr ? nullptr : params.lse + tile.head * params.lse_stride + first_row;
   float scale[2];
@@ -230,11 +239,16 @@ __device__ void StoreRows(const RaggedMhaParams& params, const FlashTile& tile,
         keep = weights.other;
         new_lse = weights.lse;
       }
-      MergeRow(out, i, scale[i], keep, to + row * params.out_row_stride + lane % 4 * 2);
+      MergeRow(out, i, scale[i], keep,
+               params.out + first + row * params.out_row_stride + lane % 4 * 2);
     }
     if (lane % 4 == 0 && row < num_rows) lse[row] = new_lse;
   }
-  if (!params.accumulate) StoreLines(out, scale, num_rows, to, params.out_row_stride, staged);
+  if (params.rounded_out != nullptr) {
+    StoreLines(out, scale, num_rows, params.rounded_out + first, params.out_row_stride, staged);
+  } else if (!params.accumulate) {
+    StoreLines(out, scale, num_rows, params.out + first, params.out_row_stride, staged);
+  }
 }
 
 // A multiplying warpgroup's work: its rows of every tile of the block.
@@ -383,9 +397,10 @@ int32_t HeadsAtATime(const RaggedMhaParams& params) {
 }  // namespace
 
 bool CanRunFlashMha(const RaggedMhaParams& params) {
-  const auto aligned = [](const float* pointer, int64_t row_stride, int64_t head_stride) {
-    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && row_stride % 4 == 0 &&
-           head_stride % 4 == 0;
+  const auto aligned = [](const auto* pointer, int64_t row_stride, int64_t head_stride) {
+    constexpr auto kChunk = static_cast<int64_t>(sizeof(uint4) / sizeof(*pointer));
+    return reinterpret_cast<uintptr_t>(pointer) % sizeof(uint4) == 0 && row_stride % kChunk == 0 &&
+           head_stride % kChunk == 0;
   };
   return params.kv_dtype == DType::kBfloat16 && params.qk_nope_head_dim == kFlashNope &&
          params.qk_rope_head_dim == kFlashRope && params.v_head_dim == kFlashValue &&
@@ -393,7 +408,9 @@ bool CanRunFlashMha(const RaggedMhaParams& params) {
          CanMap(Values(params)) &&
          aligned(params.q_nope, params.q_nope_row_stride, params.q_nope_head_stride) &&
          aligned(params.q_rope, params.q_rope_row_stride, params.q_rope_head_stride) &&
-         aligned(params.out, params.out_row_stride, params.out_head_stride);
+         (params.rounded_out != nullptr
+              ? aligned(params.rounded_out, params.out_row_stride, params.out_head_stride)
+              : aligned(params.out, params.out_row_stride, params.out_head_stride));
 }
 
 absl::Status FlashMha(const Launcher& launcher, const RaggedMhaParams& params) {

@@ -4,6 +4,7 @@
 #include "kernels/cuda/head_stream.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear.h"
+#include "kernels/cuda/numbers.cuh"
 #include "kernels/cuda/tile_product.cuh"
 #include "status/check.h"
 #include "status/status_macros.h"
@@ -54,6 +55,7 @@ struct HeadLinearArgs {
   int64_t input_row_stride;
   int64_t input_head_stride;
   float* output;
+  uint16_t* rounded_output;
   int64_t output_row_stride;
   int64_t output_head_stride;
 };
@@ -78,8 +80,9 @@ __global__ void __launch_bounds__(kTileThreads) HeadLinearKernel(HeadLinearArgs 
     for (int32_t j = 0; j < 4; ++j) {
       const int64_t row = row_begin + TileRow(i), column = column_begin + TileColumn(j);
       if (row < args.rows && column < args.weight.n) {
-        args.output[row * args.output_row_stride + head * args.output_head_stride + column] =
-            sums.value[i][j];
+        StoreElement(args.output, args.rounded_output,
+                     row * args.output_row_stride + head * args.output_head_stride + column,
+                     sums.value[i][j]);
       }
     }
   }
@@ -154,6 +157,7 @@ absl::Status HeadLinear(const Launcher& launcher, const HeadLinearParams& params
                             .input_row_stride = params.input_row_stride,
                             .input_head_stride = params.input_head_stride,
                             .output = params.output,
+                            .rounded_output = params.rounded_output,
                             .output_row_stride = params.output_row_stride,
                             .output_head_stride = params.output_head_stride};
   const dim3 grid(static_cast<uint32_t>(CeilDiv(args.weight.n, int64_t{kTileColumns})),

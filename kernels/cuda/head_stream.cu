@@ -32,6 +32,7 @@ HeadStreamArgs MakeHeadStreamArgs(const HeadLinearParams& params, const uint16_t
           .input_row_stride = params.input_row_stride,
           .input_head_stride = params.input_head_stride,
           .output = params.output,
+          .rounded_output = params.rounded_output,
           .output_row_stride = params.output_row_stride,
           .output_head_stride = params.output_head_stride};
 }

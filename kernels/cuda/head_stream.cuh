@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/head_stream.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/numbers.cuh"
 #include "kernels/cuda/weight_stream.cuh"
 
 namespace kernels::cuda {
@@ -24,6 +25,7 @@ struct HeadStreamArgs {
   int64_t input_row_stride = 0;
   int64_t input_head_stride = 0;
   float* output = nullptr;
+  uint16_t* rounded_output = nullptr;
   int64_t output_row_stride = 0;
   int64_t output_head_stride = 0;
 };
@@ -102,13 +104,17 @@ __device__ void StreamHeadColumns(const HeadStreamArgs& args, int32_t block) {
   StreamRows<kTiles>(sums, weight + (first < last ? first : last) * args.depth,
                      weight + (second < last ? second : last) * args.depth, steps, load_x,
                      before_use);
-  float* output = args.output + head * args.output_head_stride;
+  const auto store = [&](int32_t row, int64_t column, float value) {
+    if (column >= args.columns) return;
+    StoreElement(args.output, args.rounded_output,
+                 row * args.output_row_stride + head * args.output_head_stride + column, value);
+  };
   for (int32_t tile = 0; tile < kTiles; ++tile) {
     for (int32_t j = 0; j < 2; ++j) {
       const int32_t row = row_begin + tile * kTokensPerTile + 2 * t + j;
       if (row >= args.num_rows) continue;
-      if (first < args.columns) output[row * args.output_row_stride + first] = sums[tile][j];
-      if (second < args.columns) output[row * args.output_row_stride + second] = sums[tile][2 + j];
+      store(row, first, sums[tile][j]);
+      store(row, second, sums[tile][2 + j]);
     }
   }
 }

@@ -1,6 +1,7 @@
 #include "kernels/cuda/latent_decode.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear.h"
+#include "kernels/cuda/numbers.cuh"
 #include "kernels/cuda/weight_stream.cuh"
 
 namespace kernels::cuda {
@@ -21,6 +22,7 @@ struct Args {
   int32_t num_heads;
   int32_t v_dim;
   float* out;
+  uint16_t* rounded_out;
   int64_t out_row_stride;
   int64_t out_head_stride;
   float* lse;  // may be null
@@ -235,8 +237,10 @@ __global__ void __launch_bounds__(kThreads, 1) ProjectKernel(const __grid_consta
   for (int32_t i = 0; i < 4; ++i) {
     const int32_t row = row_tile * kTokensPerTile + 2 * t + i % 2;
     if (row >= group.count) continue;
-    args.out[(group.first_row + row) * args.out_row_stride + head * args.out_head_stride + column +
-             i / 2 * (kStreamRows / 2)] = total[i];
+    StoreElement(args.out, args.rounded_out,
+                 (group.first_row + row) * args.out_row_stride + head * args.out_head_stride +
+                     column + i / 2 * (kStreamRows / 2),
+                 total[i]);
   }
 }
 
@@ -278,6 +282,7 @@ absl::Status CombineLatents(const Launcher& launcher, const AbsorbedDecodeParams
                   .num_heads = params.num_heads,
                   .v_dim = params.v_head_dim,
                   .out = params.out,
+                  .rounded_out = params.rounded_out,
                   .out_row_stride = params.out_row_stride,
                   .out_head_stride = params.out_head_stride,
                   .lse = params.lse,

@@ -181,6 +181,13 @@ absl::Status LinearOneByOne(const Launcher& launcher, const LinearParams& params
 
 }  // namespace
 
+bool LinearRoundsInput(const Device& device, const PackedLinear& weight, int32_t num_rows) {
+  const MatrixStack& stack = static_cast<const CudaPackedLinear&>(weight).stack();
+  const StoredMatrix& matrix = stack.parts[0];
+  return device.bfloat16 && num_rows > kMaxSkinnyRows && stack.num_parts == 1 &&
+         matrix.dtype == DType::kBfloat16 && matrix.scales == nullptr && matrix.cols % 8 == 0;
+}
+
 int64_t LinearWorkspaceBytes(int32_t max_rows, int64_t max_in_features) {
   return max_rows * max_in_features * static_cast<int64_t>(sizeof(float));
 }

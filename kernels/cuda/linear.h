@@ -36,6 +36,8 @@ absl::StatusOr<std::unique_ptr<PackedLinear>> PackLinear(absl::Span<const Weight
 
 // REQUIRES: params.weight was made by PackLinear.
 absl::Status Linear(const Launcher& launcher, const LinearParams& params);
+// Of few rows, the kernel that multiplies them reads float32.  REQUIRES: made by PackLinear.
+bool LinearRoundsInput(const Device& device, const PackedLinear& weight, int32_t num_rows);
 int64_t LinearWorkspaceBytes(int32_t max_rows, int64_t max_in_features);
 
 // out [num_rows, in_features] <- the prologue of `params`: what goes into the product.

@@ -24,6 +24,15 @@ __device__ inline uint16_t Bfloat16FromFloat(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// Element `at` of `rounded`, where that is given, or of `exact`.
+__device__ inline void StoreElement(float* exact, uint16_t* rounded, int64_t at, float value) {
+  if (rounded != nullptr) {
+    rounded[at] = Bfloat16FromFloat(value);
+  } else {
+    exact[at] = value;
+  }
+}
+
 __device__ inline float FloatFromFloat16(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
   const uint32_t exponent = bits >> 10 & 0x1f;

@@ -83,13 +83,16 @@ __global__ void __launch_bounds__(kAttentionThreads) RaggedMhaKernel(RaggedMhaPa
   const float old_lse = params.accumulate && in_tile ? *lse : -INFINITY;
   __syncwarp();  // a vector's lanes have read the old lse before one of them writes the new
   if (!in_tile) return;
-  float* out = params.out + row * params.out_row_stride + head * params.out_head_stride;
+  const int64_t first = row * params.out_row_stride + head * params.out_head_stride;
+  float* out = params.out + first;
   const float* acc = Accumulators(shared) + int64_t{vector} * shape.value_dim;
   const float scale = OutputScale(shared, vector);
   const float part_lse = LseOf(shared, vector);
   if (params.accumulate && part_lse == -INFINITY) return;
   if (old_lse == -INFINITY) {
-    for (int32_t d = lane; d < shape.value_dim; d += kThreadsPerVector) out[d] = acc[d] * scale;
+    for (int32_t d = lane; d < shape.value_dim; d += kThreadsPerVector) {
+      StoreElement(params.out, params.rounded_out, first + d, acc[d] * scale);
+    }
     if (lane == 0 && lse != nullptr) *lse = part_lse;
     return;
   }

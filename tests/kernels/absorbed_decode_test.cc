@@ -409,6 +409,11 @@ TEST_P(AbsorbedDecodeTest, RefusesWhatCannotBe) {
               HasSubstr("sequence 0 has 2 splits, at most 1"));
   refused([](AbsorbedDecodeParams& p) { p.q_latent = nullptr; });
   refused([](AbsorbedDecodeParams& p) { p.workspace = nullptr; });
+  EXPECT_THAT(refused([](AbsorbedDecodeParams& p) { p.out = nullptr; }),
+              HasSubstr("one of out and rounded_out"));
+  uint16_t rounded = 0;
+  EXPECT_THAT(refused([&](AbsorbedDecodeParams& p) { p.out = nullptr, p.rounded_out = &rounded; }),
+              HasSubstr("rounded_out without w_uv"));
   refused([](AbsorbedDecodeParams& p) { p.pages.entry_bytes /= 2; });
   EXPECT_THAT(refused([](AbsorbedDecodeParams& p) { --p.num_splits; }),
               HasSubstr("splits of sequence 1 cover 0 keys of 9"));

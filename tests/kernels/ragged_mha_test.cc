@@ -350,6 +350,10 @@ TEST(RaggedMhaTest, RefusesWhatCannotBe) {
   expect_refused([&](RaggedMhaParams& p) { p.cu_seqlens_kv = late.data(); });
   expect_refused([&](RaggedMhaParams& p) { p.q_row_begin = negative.data(); });
   expect_refused([](RaggedMhaParams& p) { p.kv_dtype = DType::kBfloat16; });
+  expect_refused([](RaggedMhaParams& p) { p.out = nullptr; });
+  uint16_t rounded = 0;
+  expect_refused([&](RaggedMhaParams& p) { p.rounded_out = &rounded; });
+  expect_refused([&](RaggedMhaParams& p) { p.out = nullptr, p.rounded_out = &rounded; });
   EXPECT_THAT(batch.out, ::testing::Each(::testing::IsNan()));
 }
 

@@ -153,6 +153,13 @@ class CudaAbsorbedDecodeTest : public DeviceTest, public ::testing::WithParamInt
     return p;
   }
   // Runs the batch on the CPU, into its own out and lse.
+  // In bf16 the results are `exact`, rounded.
+  void ExpectRoundedOut(AbsorbedDecodeParams params, const std::vector<float>& exact) {
+    params.out = nullptr;
+    params.rounded_out = Upload(std::vector<uint16_t>(exact.size(), kUntouched));
+    ASSERT_TRUE(device_->attention().AbsorbedDecode({}, params).ok());
+    EXPECT_EQ(Download(params.rounded_out, exact.size()), RoundWritten(exact));
+  }
   void RunOnHost(Batch& batch, const PackedHeadLinear* w_uv = nullptr) {
     AbsorbedDecodeParams p = batch.params;
     p.cu_seqlens_q = batch.cu_q.data();
@@ -209,6 +216,7 @@ TEST_P(CudaAbsorbedDecodeTest, SplitsAndValueProjectionEqualTheCpu) {
     EXPECT_TRUE(AllClose(Download(device.out, batch.out.size()), batch.out,
                          {.abs = 1e-4, .rel = 4e-5, .cosine = 1e-10}));
     EXPECT_TRUE(AllClose(Download(device.lse, batch.lse.size()), batch.lse, kTolerance));
+    ExpectRoundedOut(device, Download(device.out, batch.out.size()));
   }
 }
 
@@ -352,6 +360,7 @@ TEST_P(CudaRoundingDecodeTest, ValueProjectionEqualsTheCpu) {
     const std::vector<float> once = Download(device.out, batch.out.size());
     ASSERT_TRUE(device_->attention().AbsorbedDecode({}, device).ok());
     EXPECT_TRUE(BitEqual(Download(device.out, batch.out.size()), once));
+    ExpectRoundedOut(device, once);
   }
 }
 

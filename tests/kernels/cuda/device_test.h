@@ -4,6 +4,7 @@
 #ifndef TESTS_KERNELS_CUDA_DEVICE_TEST_H_
 #define TESTS_KERNELS_CUDA_DEVICE_TEST_H_
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -21,6 +22,19 @@
 namespace kernels {
 
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// What `exact` results are in bf16, or kUntouched where nothing was written: where they are NaN.
+inline constexpr uint16_t kUntouched = 0xffff;
+inline std::vector<uint16_t> RoundWritten(const std::vector<float>& exact) {
+  std::vector<uint16_t> rounded(exact.size(), kUntouched);
+  for (size_t i = 0; i < exact.size(); ++i) {
+    if (std::isnan(exact[i])) continue;
+    uint32_t bits;
+    std::memcpy(&bits, &exact[i], sizeof(bits));
+    rounded[i] = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
+  return rounded;
+}
 
 class DeviceTest : public ::testing::Test {
  protected:

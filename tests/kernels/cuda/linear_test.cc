@@ -421,6 +421,36 @@ TEST_F(CudaRoundingLinearTest, RoundedInputsAndOutputsEqualTheirFloats) {
 }
 
 // Up to 128 rows and beyond.
+// Where the device says that it rounds its input, rounding it before changes no bit.
+TEST_F(CudaRoundingLinearTest, ItsInputMayBeRoundedBefore) {
+  constexpr int64_t kN = 72, kK = 136;
+  const TestWeight weight = MakeWeight({"", DType::kBfloat16}, kN, kK, 1);
+  const TestWeight other = MakeWeight({"", DType::kFloat32}, kN, kK, 1);
+  const auto packed = device_->PackLinear({weight.tensor});
+  EXPECT_FALSE(device_->LinearRoundsInput(**packed, 16));
+  EXPECT_FALSE(device_->LinearRoundsInput(**device_->PackLinear({other.tensor}), 300));
+  for (const int32_t rows : {17, 128, 300}) {
+    SCOPED_TRACE(rows);
+    ASSERT_TRUE(device_->LinearRoundsInput(**packed, rows));
+    const std::vector<float> input = RandomFloats(rows * kK, 2);
+    const auto run = [&](void* data, DType dtype) {
+      float* out = Upload(std::vector<float>(rows * kN, kNan));
+      const OutputSegment segment = {out, kN, kN};
+      EXPECT_TRUE(
+          device_
+              ->Linear({}, {.weight = packed->get(),
+                            .num_rows = rows,
+                            .input = {.data = data, .dtype = dtype, .row_stride = kK},
+                            .outputs = {&segment, 1},
+                            .workspace = Workspace(device_->LinearWorkspaceBytes(rows, kK))})
+              .ok());
+      return Download(out, rows * kN);
+    };
+    EXPECT_TRUE(BitEqual(run(Upload(RoundWritten(input)), DType::kBfloat16),
+                         run(Upload(input), DType::kFloat32)));
+  }
+}
+
 TEST_F(CudaRoundingLinearTest, ARowHasTheSameBitsInEveryMediumAndInEveryLargeBatch) {
   constexpr int64_t kN = 200, kK = 544;
   const struct { int32_t rows, part_rows; } sizes[] = {{128, 20}, {300, 150}};

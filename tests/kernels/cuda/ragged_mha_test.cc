@@ -111,6 +111,17 @@ TEST_F(CudaRaggedMhaTest, EqualsTheCpu) {
   }
 }
 
+TEST_F(CudaRaggedMhaTest, RoundedOutIsTheResultInBfloat16) {
+  const Batch batch({3, 24, 8, 20}, {1, 5, 0, 33}, {70, 3, 9, 40}, 13);
+  RaggedMhaParams device = DeviceParams(batch);
+  ASSERT_TRUE(device_->attention().RaggedMha({}, device).ok());
+  const std::vector<float> exact = Download(device.out, batch.out.size());
+  device.out = nullptr;
+  device.rounded_out = Upload(std::vector<uint16_t>(batch.out.size(), kUntouched));
+  ASSERT_TRUE(device_->attention().RaggedMha({}, device).ok());
+  EXPECT_EQ(Download(device.rounded_out, batch.out.size()), RoundWritten(exact));
+}
+
 TEST_F(CudaRaggedMhaTest, CausalOffsetsAndAccumulationEqualTheCpu) {
   Batch batch({2, 12, 4, 8}, {20, 6, 6, 6}, {40, 10, 10, 10}, 3);
   const std::vector<int32_t> offsets = {7, -3, 1000000, -100}, row_begin = {0, 20, 26, 32};
@@ -204,6 +215,12 @@ TEST_F(CudaRaggedMhaTest, RefusesWhatCannotBe) {
   Batch batch({1, 8, 0, 8}, {4}, {4}, 1);
   RaggedMhaParams params = DeviceParams(batch);
   params.v = nullptr;
+  EXPECT_EQ(device_->attention().RaggedMha({}, params).code(), absl::StatusCode::kInvalidArgument);
+  params = DeviceParams(batch);
+  params.rounded_out = reinterpret_cast<uint16_t*>(params.out);
+  EXPECT_EQ(device_->attention().RaggedMha({}, params).code(), absl::StatusCode::kInvalidArgument);
+  params.out = nullptr;
+  params.accumulate = true;
   EXPECT_EQ(device_->attention().RaggedMha({}, params).code(), absl::StatusCode::kInvalidArgument);
   params = DeviceParams(batch);
   params.v_head_dim = 1 << 20;
@@ -308,6 +325,25 @@ TEST_F(CudaFlashMhaTest, EqualsTheCpu) {
     Batch batch = MakeBatch({1, 5, 127, 128, 129, 0, 3, 0, 7, 300, 64, 65, 1},
                             {1, 70, 127, 128, 129, 9, 0, 0, 4, 511, 64, 193, 400}, 11, dense);
     ExpectEqualsTheCpu(batch);
+  }
+}
+
+TEST_F(CudaFlashMhaTest, RoundedOutIsTheResultInBfloat16) {
+  for (const bool dense : {true, false}) {
+    SCOPED_TRACE(dense);
+    Batch batch = MakeBatch({1, 127, 129, 0, 300, 65}, {70, 127, 200, 9, 300, 40}, 17, dense);
+    if (dense) {  // lines of 16 bytes also in bf16
+      batch.params.out_head_stride = 136;
+      batch.params.out_row_stride = 3 * 136 + 8;
+      batch.out.assign(batch.params.num_rows * batch.params.out_row_stride, kNan);
+    }
+    RaggedMhaParams device = DeviceParams(batch);
+    ASSERT_TRUE(device_->attention().RaggedMha({}, device).ok());
+    const std::vector<float> exact = Download(device.out, batch.out.size());
+    device.out = nullptr;
+    device.rounded_out = Upload(std::vector<uint16_t>(batch.out.size(), kUntouched));
+    ASSERT_TRUE(device_->attention().RaggedMha({}, device).ok());
+    EXPECT_EQ(Download(device.rounded_out, batch.out.size()), RoundWritten(exact));
   }
 }
 
