@@ -235,10 +235,12 @@ def last_step(path: pathlib.Path) -> list:
     kernels = [(row["Kernel Name"].split("(")[0], float(row["gpu__time_duration.sum"].replace(",", ""))) for row in rows]
     unit = next(csv.DictReader(lines[start:]))["gpu__time_duration.sum"]
     scale = {"ns": 1e-3, "nsecond": 1e-3, "us": 1, "usecond": 1}[unit]
+    kernels = [(name, us) for name, us in kernels if not math.isnan(us)]  # one that ncu could not time
     names = [name for name, _ in kernels]
-    for period in range(20, len(names) // 2):
-        if names[-period:] == names[-2 * period:-period]:
-            return [[name, round(us * scale, 3)] for name, us in kernels[-period:]]
+    for end in range(len(names), len(names) // 2, -1):  # a profile may end within a step
+        for period in range(20, end // 2):
+            if names[end - period:end] == names[end - 2 * period:end - period]:
+                return [[name, round(us * scale, 3)] for name, us in kernels[end - period:end]]
     sys.exit(f"{path}: no step comes twice at its end")
 
 
