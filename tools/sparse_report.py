@@ -252,7 +252,7 @@ def take(gpu: str, revision: str, folder: str) -> None:
         "kernels": [row for path in sorted(root.glob("kernels-*.json")) for row in load(path)],
         "engine": {model: [row for path in sorted(root.glob(f"engine-{model}-*.json")) for row in load(path)] for model in MODELS},
         "serving": [run for model in MODELS for run in load(root / f"serving-{model}.json")],
-        "timeline": {model: last_step(root / f"step-{model}.csv") for model in MODELS},
+        "timeline": {model: last_step(path) for model in MODELS if (path := root / f"step-{model}.csv").exists()},
     }, indent=1) + "\n", encoding="utf-8")
 
 
@@ -271,10 +271,12 @@ def main() -> None:
         short = name.lower().split("-")[0].replace(".", "")
         rows = data["engine"][model]
         pictures[f"sparse_step_{short}.svg"] = step_plot(name, config, rows)
-        pictures[f"sparse_timeline_{short}.svg"], table = timeline(name, data["timeline"][model])
         lines += ["", f"## {name}: the engine by itself", ""] + engine_section(name, config, rows)
-        lines += ["", f"![A step over the context](sparse_step_{short}.svg)", "", "By kernels, each measured alone, at batch 1 and a context of 4096:", "",
-                  f"![A step's kernels](sparse_timeline_{short}.svg)", ""] + table
+        lines += ["", f"![A step over the context](sparse_step_{short}.svg)"]
+        if model in data["timeline"]:
+            pictures[f"sparse_timeline_{short}.svg"], table = timeline(name, data["timeline"][model])
+            lines += ["", "By kernels, each measured alone, at batch 1 and a context of 4096:", "",
+                      f"![A step's kernels](sparse_timeline_{short}.svg)", ""] + table
     lines += ["", "## Served", "", "A router, a prefill and a decode worker that share the GPU, and `ferry bench` over gRPC; milliseconds are mean / median / p99.", ""]
     lines += serving_section(data["serving"])
     lines += ["", "## Kernels over the context", ""] + [f"![{name}]({name})\n" for name in pictures if "step" not in name and "timeline" not in name]
