@@ -15,7 +15,6 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "cli/grpc_backend.h"
@@ -138,6 +137,8 @@ absl::Status Write(const std::string& path, const std::string& text) {
 absl::Status Run(const Options& options) {
   RETURN_IF_ERROR(CheckWritable(options.json_path));
   RETURN_IF_ERROR(CheckWritable(options.plot_path));
+  RETURN_IF_ERROR(ParseLengths(options.output_tokens).status());
+  RETURN_IF_ERROR(ParseLengths(options.input_tokens).status());
   ASSIGN_OR_RETURN(const Server server, Connect(options));
   LoadReport report;
   report.seed = options.seed.value_or(uint64_t{std::random_device()()});
@@ -178,18 +179,6 @@ absl::Status Run(const Options& options) {
   return absl::OkStatus();
 }
 
-// CLI::Range takes nan for within.
-CLI::Validator Within(double min, double max) {
-  return CLI::Validator(
-      [min, max](std::string& text) {
-        double value;
-        return absl::SimpleAtod(text, &value) && value >= min && value <= max
-                   ? std::string()
-                   : absl::StrCat(text, " is not a number of ", min, " to ", max);
-      },
-      "");
-}
-
 void AddLoadFlags(CLI::App& command, Options* options) {
   const auto add = [&command](const char* flag, auto& field, const char* help) {
     return command.add_option(flag, field, help)->capture_default_str();
@@ -205,7 +194,7 @@ void AddLoadFlags(CLI::App& command, Options* options) {
   add("--request_rate", options->request_rate,
       "Conversations that begin in a second, at random times (Poisson); 0: as soon as one of "
       "--concurrency has ended")
-      ->check(Within(0, 1e6))
+      ->check(service::NumberIn(0, 1e6))
       ->group(kLoad);
   add("--input_tokens", options->input_tokens,
       "Random ids a prompt: N, or LOW:HIGH with each as likely")
@@ -238,7 +227,9 @@ void AddLoadFlags(CLI::App& command, Options* options) {
     }
   }
   block_trace->excludes(dataset)->excludes(command.get_option("--output_tokens"));
-  add("--temperature", options->temperature, "0: greedy")->check(Within(0, 1e6))->group(kLoad);
+  add("--temperature", options->temperature, "0: greedy")
+      ->check(service::NumberIn(0, 1e6))
+      ->group(kLoad);
   add("--ignore_eos", options->ignore_eos, "Ask for all --output_tokens")->group(kLoad);
   command.add_option("--seed", options->seed, "Of prompts, arrivals and sampling; default: drawn")
       ->check(service::Unsigned64())
@@ -270,17 +261,17 @@ void AddBenchCommand(CLI::App& app, absl::Status* result) {
   const char* kReport = "Report";
   add("--slo_ttft_ms", options->level.ttft_ms,
       "Goodput counts requests with at most this time to the first token; 0: any")
-      ->check(Within(0, 1e9))
+      ->check(service::NumberIn(0, 1e9))
       ->group(kReport);
   add("--slo_tpot_ms", options->level.tpot_ms, "... and with this time a further token; 0: any")
-      ->check(Within(0, 1e9))
+      ->check(service::NumberIn(0, 1e9))
       ->group(kReport);
   add("--slo_itl_ms", options->level.itl_ms,
       "... and with this time between tokens in 99 of 100 cases; 0: any")
-      ->check(Within(0, 1e9))
+      ->check(service::NumberIn(0, 1e9))
       ->group(kReport);
   add("--slo_e2e_ms", options->level.e2e_ms, "... and with this time to the last token; 0: any")
-      ->check(Within(0, 1e9))
+      ->check(service::NumberIn(0, 1e9))
       ->group(kReport);
   command->add_option("--json", options->json_path, "File that receives the numbers as JSON")
       ->group(kReport);

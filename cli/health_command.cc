@@ -83,7 +83,7 @@ void AddHealthCommand(CLI::App& app, absl::Status* result) {
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand(
       "health", "Ask a router or worker whether it serves; exit code 0: it does");
-  command->add_option("--address", options->client.address, "Its host:port")->required();
+  AddAddressFlag(*command, "Its host:port", &options->client)->required();
   command
       ->add_option("--service", options->service,
                    "readiness, liveness, or the full name of a gRPC service of it")

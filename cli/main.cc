@@ -38,20 +38,20 @@ void AddCommands(CLI::App& app, absl::Status* result) {
 int main(int argc, char** argv) {
   CLI::App app{"Serves DeepSeek's MLA models with prefill and decode on different workers."};
   app.name("ferry");
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // so that a wrong one is what the error names
   app.set_version_flag("--version", std::string(service::kVersion));
   absl::Status result;
   AddCommands(app, &result);
-  if (argc == 1) {
-    std::fputs(app.help().c_str(), stderr);
-    return 1;
-  }
   // What gRPC would print is in the status of the call, unless somebody asks for more.
   if (std::getenv("GRPC_VERBOSITY") == nullptr) {
     gpr_set_log_function([](gpr_log_func_args*) {});
   }
   app.failure_message(service::UsageError);
   CLI11_PARSE(app, argc, argv);
+  if (app.get_subcommands().empty()) {
+    std::fputs(app.help().c_str(), stderr);
+    return 1;
+  }
   if (result.ok() && !std::cout.flush()) {
     result = absl::DataLossError("standard output cannot be written");
   }

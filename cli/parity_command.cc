@@ -9,6 +9,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "cli/parity_runner.h"
+#include "service/command_line.h"
 #include "status/status_macros.h"
 
 namespace cli {
@@ -46,8 +47,10 @@ void AddParityCommand(CLI::App& app, absl::Status* result) {
       ->add_option("--kv_cache_dtype", options->kv_cache_dtype,
                    "auto, float32, bfloat16 or fp8; auto: as --dtype")
       ->capture_default_str();
-  command->add_option("--max_mean_delta", options->max_mean_delta,
-                      "Judge by the mean of case means instead of every logit (bf16, fp8)");
+  command
+      ->add_option("--max_mean_delta", options->max_mean_delta,
+                   "Judge by the mean of case means instead of every logit (bf16, fp8)")
+      ->check(service::NumberIn(0, 1e9));
   command->callback([options, chosen, result] {
     for (const ParityPath path : kParityPaths) {
       const std::string name(ParityPathName(path));

@@ -16,6 +16,9 @@ absl::Status Check(const std::string& path) {
   if (std::filesystem::exists(status)) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
   }
+  if (std::filesystem::is_symlink(std::filesystem::symlink_status(path, error))) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": a link that leads to no file"));
+  }
   return absl::NotFoundError(absl::StrCat("no such file: ", path));
 }
 

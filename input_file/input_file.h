@@ -17,7 +17,9 @@
 namespace input_file {
 
 // Whether `path` leads to a regular file.
-// Errors: kNotFound "no such file: PATH"; kInvalidArgument "PATH: not a regular file".
+// Errors: kNotFound "no such file: PATH"; kInvalidArgument "PATH: not a regular file", or "PATH: a
+// link that leads to no file", as in a download that was cut off: an optional file is not missing
+// then.
 absl::Status Check(const std::string& path);
 
 // The whole file.  Errors: as of Check; kInvalidArgument if it has more than `max_bytes` or cannot

@@ -13,6 +13,19 @@
 #include "service/listen_address.h"
 
 namespace router {
+namespace {
+
+bool IsHttpUrl(const std::string& text) {
+  for (const std::string scheme : {"http://", "https://"}) {
+    if (absl::StartsWith(text, scheme)) {
+      return text.size() > scheme.size() && text[scheme.size()] != '/' &&
+             text[scheme.size()] != ':';
+    }
+  }
+  return false;
+}
+
+}  // namespace
 
 absl::Status RouterOptions::Validate() const {
   std::vector<std::string> problems;
@@ -53,9 +66,8 @@ absl::Status RouterOptions::Validate() const {
   require(max_migrations >= 0, "--max_migrations: ", max_migrations, " is negative");
   require(local_prefill_tokens >= 0, "--local_prefill_tokens: ", local_prefill_tokens,
           " is negative");
-  require(otlp_endpoint.empty() || absl::StartsWith(otlp_endpoint, "http://") ||
-              absl::StartsWith(otlp_endpoint, "https://"),
-          "--otlp_endpoint: \"", otlp_endpoint, "\" is no http:// or https:// URL");
+  require(otlp_endpoint.empty() || IsHttpUrl(otlp_endpoint), "--otlp_endpoint: \"", otlp_endpoint,
+          "\" is no http:// or https:// URL");
   require(trace_ratio >= 0 && trace_ratio <= 1, "--trace_ratio: ", trace_ratio,
           " is not between 0 and 1");
   require(tls.cert_file.empty() == tls.key_file.empty(),

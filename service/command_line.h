@@ -49,6 +49,18 @@ inline CLI::Validator Unsigned64() {
       "");
 }
 
+// For flags of type double: CLI::Range lets nan pass.
+inline CLI::Validator NumberIn(double low, double high) {
+  return CLI::Validator(
+      [low, high](std::string& text) {
+        double value;
+        return absl::SimpleAtod(text, &value) && low <= value && value <= high
+                   ? std::string()
+                   : absl::StrCat(text, " is not a number of ", low, " to ", high);
+      },
+      "");
+}
+
 }  // namespace service
 
 #endif  // SERVICE_COMMAND_LINE_H_

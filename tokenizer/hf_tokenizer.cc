@@ -137,7 +137,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& mo
   ASSIGN_OR_RETURN(const std::string json, input_file::Read(path, kMaxFileBytes));
   absl::StatusOr<std::string> config =
       input_file::Read(absl::StrCat(model_dir, "/tokenizer_config.json"), kMaxFileBytes);
-  if (absl::IsNotFound(config.status())) config = "";
+  if (absl::IsNotFound(config.status())) config = "{}";
   RETURN_IF_ERROR(config.status());
   const auto in_directory = [&](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(model_dir, "/", std::string(status.message())));

@@ -346,10 +346,7 @@ absl::StatusOr<TokenizerFile> Reader::Read(const json& root, const json& config)
 absl::StatusOr<TokenizerFile> ParseTokenizerFile(std::string_view text,
                                                  std::string_view config_text) {
   ASSIGN_OR_RETURN(const json root, ParseObject(text, kFile));
-  json config = json::object();
-  if (!config_text.empty()) {
-    ASSIGN_OR_RETURN(config, ParseObject(config_text, kConfigFile));
-  }
+  ASSIGN_OR_RETURN(const json config, ParseObject(config_text, kConfigFile));
   return Reader().Read(root, config);
 }
 

@@ -31,8 +31,9 @@ struct TokenizerFile {
   int32_t bos_id = -1;
 };
 
-// `json`: the bytes of tokenizer.json.  `config_json`: of tokenizer_config.json, "" when there is
-// none. Errors: kInvalidArgument naming the file, the member, what was found and what is supported.
+// `json`: the bytes of tokenizer.json.  `config_json`: of tokenizer_config.json, "{}" when there is
+// none.  Errors: kInvalidArgument naming the file, the member, what was found and what is
+// supported.
 absl::StatusOr<TokenizerFile> ParseTokenizerFile(std::string_view json,
                                                  std::string_view config_json);
 

@@ -46,9 +46,10 @@ absl::StatusOr<CacheSize> CacheSize::For(const WorkerOptions& options, int64_t b
           slots, " state slots, at most ", kMostIds, " are possible"));
     }
     if (slots < 1 || slots > kMostIds) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "cache of ", options.cache_bytes, " bytes holds ", std::max<int64_t>(slots, 0),
-          " state slots of ", state_slot_bytes, " bytes in its half"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("--cache_bytes: ", options.cache_bytes, " bytes hold ",
+                       std::max<int64_t>(slots, 0), " state slots of ", state_slot_bytes,
+                       " bytes in their half, 1 to ", kMostIds, " are possible"));
     }
     left_bytes -= (slots + 1) * state_slot_bytes;
   }
@@ -59,9 +60,10 @@ absl::StatusOr<CacheSize> CacheSize::For(const WorkerOptions& options, int64_t b
   }
   if (blocks < 1 || blocks > kMostIds) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "cache of ", options.cache_bytes, " bytes holds ", std::max<int64_t>(blocks, 0),
+        "--cache_bytes: ", options.cache_bytes, " bytes hold ", std::max<int64_t>(blocks, 0),
         " blocks of ", block_bytes, " bytes",
-        slots == 0 ? "" : absl::StrCat(" beside ", slots, " state slots of ", state_slot_bytes)));
+        slots == 0 ? "" : absl::StrCat(" beside ", slots, " state slots of ", state_slot_bytes),
+        ", 1 to ", kMostIds, " are possible"));
   }
   return CacheSize{.num_blocks = static_cast<int32_t>(blocks + 1),
                    .num_state_slots = slots == 0 ? 0 : static_cast<int32_t>(slots + 1),

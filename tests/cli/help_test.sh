@@ -27,6 +27,18 @@ done
 if said=$("$bin/ferry" 2>&1 > /dev/null); then fail "ferry alone succeeded"; fi
 grep -q "^Subcommands:" <<< "$said" || fail "ferry alone says: $said"
 
+# A wrong command is named.
+said=$("$bin/ferry" nonsense 2>&1) && fail "ferry nonsense succeeded"
+grep -q "^ferry: .*nonsense" <<< "$said" || fail "ferry nonsense says: $said"
+# So is an address that is none, before anything is called.
+for command in "generate --prompt x" bench health; do
+  for address in "" : 127.0.0.1 127.0.0.1:99999 127.0.0.1:-1; do
+    said=$("$bin/ferry" $command --address "$address" 2>&1) && fail "$command at '$address' succeeded"
+    grep -q "^ferry: --address: \"$address\" is not host:port" <<< "$said" ||
+      fail "$command at '$address' says: $said"
+  done
+done
+
 # An error is one line: none of gRPC's own.  Here a key stands where a certificate belongs.
 not_a_certificate=$(mktemp)
 trap 'rm -f "$not_a_certificate"' EXIT
@@ -55,4 +67,14 @@ said=$("$bin/ferry" generate --address 127.0.0.1:1 2>&1) && fail "generate witho
 grep -q "^ferry: no prompt: give --prompt" <<< "$said" || fail "generate without a prompt says: $said"
 said=$("$bin/ferry" bench --address 127.0.0.1:1 --ready_timeout_s nan 2>&1) && fail "nan succeeded"
 grep -q "^ferry: --ready_timeout_s" <<< "$said" || fail "bench --ready_timeout_s nan says: $said"
+# Of a load, before the server is asked for.
+for flag in --request_rate=nan --request_rate=-1 --request_rate=inf --slo_ttft_ms=nan --slo_e2e_ms=x \
+  --input_tokens=5:3 --output_tokens=0; do
+  said=$("$bin/ferry" bench --address 127.0.0.1:1 $flag 2>&1) && fail "bench $flag succeeded"
+  grep -q "^ferry: .*${flag#*=} is no" <<< "$said" || fail "bench $flag says: $said"
+done
+for delta in nan -1; do
+  said=$("$bin/ferry" parity --model "$model" --max_mean_delta=$delta 2>&1) && fail "delta $delta"
+  grep -q "^ferry: --max_mean_delta: $delta is not a number" <<< "$said" || fail "parity says: $said"
+done
 echo "passed"

@@ -47,6 +47,12 @@ TEST_F(InputFileTest, MissingAndLongFilesAreNamed) {
   EXPECT_EQ(Read(dir_ + "/none", 4).status(),
             absl::NotFoundError("no such file: " + dir_ + "/none"));
   EXPECT_EQ(Read("", 4).status(), absl::NotFoundError("no such file: "));
+  std::filesystem::create_symlink("none", dir_ + "/broken");
+  std::filesystem::create_symlink("circle", dir_ + "/circle");
+  for (const std::string& path : {dir_ + "/broken", dir_ + "/circle"}) {
+    EXPECT_EQ(Read(path, 4).status(),
+              absl::InvalidArgumentError(path + ": a link that leads to no file"));
+  }
   const std::string path = Write("file", "12345");
   EXPECT_EQ(Read(path, 4).status(),
             absl::InvalidArgumentError(path + ": expected at most 4 bytes, found 5"));

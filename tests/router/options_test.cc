@@ -49,6 +49,11 @@ TEST(RouterOptionsTest, NamesEveryProblemAtOnce) {
             HasSubstr("--tenant_limit: \"b=1\" is not NAME=RUNNING:QUEUED"),
             HasSubstr("--kv_watermark: 1.5"), HasSubstr("--breaker_failures: -1"),
             HasSubstr("--max_ttft_s: -1s is negative")));
+  for (const char* const no_host : {"http://", "https:///v1", "http://:4318"}) {
+    options.otlp_endpoint = no_host;
+    EXPECT_THAT(std::string(options.Validate().message()),
+                HasSubstr(std::string("--otlp_endpoint: \"") + no_host + "\" is no http://"));
+  }
   options.http_listen = options.listen;
   EXPECT_THAT(std::string(options.Validate().message()),
               HasSubstr("--listen and --http_listen are both 0.0.0.0:8500"));

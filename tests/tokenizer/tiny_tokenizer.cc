@@ -48,14 +48,15 @@ void AddMerge(json& tokenizer, const std::string& left, const std::string& right
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadFrom(const std::string& tokenizer_json,
-                                                    const std::string& config_json) {
+                                                    const std::optional<std::string>& config_json) {
   TempDir dir;
   dir.Write("tokenizer.json", tokenizer_json);
-  if (!config_json.empty()) dir.Write("tokenizer_config.json", config_json);
+  if (config_json.has_value()) dir.Write("tokenizer_config.json", *config_json);
   return Tokenizer::Load(dir.path());
 }
 
-std::unique_ptr<Tokenizer> Make(const json& tokenizer, const std::string& config_json) {
+std::unique_ptr<Tokenizer> Make(const json& tokenizer,
+                                const std::optional<std::string>& config_json) {
   auto loaded = LoadFrom(tokenizer.dump(), config_json);
   FERRY_CHECK(loaded.ok()) << loaded.status();
   return *std::move(loaded);

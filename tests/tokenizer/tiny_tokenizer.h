@@ -4,6 +4,7 @@
 #define TESTS_TOKENIZER_TINY_TOKENIZER_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -31,11 +32,11 @@ nlohmann::json TinyTokenizer();
 // Adds the token left + right with the next free id, and its merge.
 void AddMerge(nlohmann::json& tokenizer, const std::string& left, const std::string& right);
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> LoadFrom(const std::string& tokenizer_json,
-                                                    const std::string& config_json = "");
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadFrom(
+    const std::string& tokenizer_json, const std::optional<std::string>& config_json = {});
 // REQUIRES: it loads.
 std::unique_ptr<Tokenizer> Make(const nlohmann::json& tokenizer,
-                                const std::string& config_json = "");
+                                const std::optional<std::string>& config_json = {});
 
 // DeepSeek-V3's, loaded once.
 const Tokenizer& DeepSeekV3();

@@ -180,6 +180,7 @@ TEST(TokenizerFileTest, BadConfigurationsNameTheirFile) {
   const std::string tokenizer = TinyTokenizer().dump();
   const std::pair<std::string, const char*> cases[] = {
       {"{", "tokenizer_config.json: not JSON"},
+      {"", "tokenizer_config.json: not JSON"},
       {"{\"a\": 1e999}", "tokenizer_config.json: a number is too large for a 64-bit float"},
       {"{\"a\": " + std::string(100000, '[') + std::string(100000, ']') + "}",
        "tokenizer_config.json: values are nested deeper than 64 levels"},

@@ -24,7 +24,7 @@ TEST(CacheSizeTest, WithoutStateAllMemoryIsBlocks) {
   EXPECT_EQ(size->num_state_slots, 0);
   EXPECT_EQ(size->snapshot_blocks, 0);
   EXPECT_EQ(CacheSize::For(Options(1999), kBlock, 0).status().message(),
-            "cache of 1999 bytes holds 0 blocks of 1000 bytes");
+            "--cache_bytes: 1999 bytes hold 0 blocks of 1000 bytes, 1 to 2147483646 are possible");
 }
 
 TEST(CacheSizeTest, SlotsTakeWhatSequencesAndSnapshotsNeedButNotMoreThanHalf) {
@@ -89,11 +89,13 @@ TEST(CacheSizeTest, FlagsWin) {
 
 TEST(CacheSizeTest, TooLittleIsSaidWithItsSizes) {
   EXPECT_EQ(CacheSize::For(Options(40000), kBlock, kSlot).status().message(),
-            "cache of 40000 bytes holds 0 state slots of 15500 bytes in its half");
+            "--cache_bytes: 40000 bytes hold 0 state slots of 15500 bytes in their half, 1 to "
+            "2147483646 are possible");
   WorkerOptions options = Options(63000);
   options.num_state_slots = 3;
   EXPECT_EQ(CacheSize::For(options, kBlock, kSlot).status().message(),
-            "cache of 63000 bytes holds 0 blocks of 1000 bytes beside 3 state slots of 15500");
+            "--cache_bytes: 63000 bytes hold 0 blocks of 1000 bytes beside 3 state slots of 15500, "
+            "1 to 2147483646 are possible");
 }
 
 }  // namespace
