@@ -19,8 +19,7 @@ run_preset() {  # preset, ctest arguments...
   shift
   cmake --preset "$preset" > "/dev/null"
   cmake --build --preset "$preset"
-  # One more than there are cores: many tests wait for clocks of their own.
-  ctest --test-dir "build/$preset" --output-on-failure -j "$(($(nproc) + 1))" "$@"
+  ctest --test-dir "build/$preset" --output-on-failure -j "$(nproc)" "$@"
 }
 
 if $all; then
