@@ -8,6 +8,8 @@
 // Prompts are of one length and share nothing; sampling is greedy.  Decode steps are launched while
 // the one before runs, as a decode worker does it.
 //
+// --timeline runs all once more and records when each kernel of a decode step starts and ends.
+//
 // With --context there are no prompts: sequences begin with so many tokens cached, whose entries
 // are those of a short prompt over and over, copied block by block.
 
@@ -19,11 +21,13 @@
 #include <cstring>
 #include <deque>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "bench/kernel_trace.h"
 #include "engine/block_pool.h"
 #include "engine/cache_memory.h"
 #include "engine/engine.h"
@@ -55,6 +59,27 @@ struct Load {
   int32_t context = 0;   // tokens cached at the start; 0: the prompt is computed
 };
 
+// The kernels of one step in the middle of `num_steps`, which begins with the first kernel of those
+// that run once a step.  Microseconds since its start: [[name, start, end], ...].
+nlohmann::json MiddleStep(const std::vector<bench::KernelSpan>& spans, int32_t num_steps) {
+  std::map<std::string, int32_t> runs;
+  for (const bench::KernelSpan& span : spans) ++runs[span.name];
+  const auto first = std::find_if(spans.begin(), spans.end(), [&](const bench::KernelSpan& span) {
+    return runs[span.name] == num_steps;
+  });
+  nlohmann::json kernels = nlohmann::json::array();
+  if (first == spans.end()) return kernels;
+  int32_t step = -1;
+  int64_t start_ns = 0;
+  for (const bench::KernelSpan& span : spans) {
+    if (span.name == first->name && ++step == num_steps / 2) start_ns = span.start_ns;
+    if (step != num_steps / 2) continue;
+    const auto us = [&](int64_t ns) { return 1e-3 * static_cast<double>(ns - start_ns); };
+    kernels.push_back({span.name, us(span.start_ns), us(span.end_ns)});
+  }
+  return kernels;
+}
+
 constexpr int32_t kSeedTokens = 4096;  // whose entries fill a context
 
 class Bench {
@@ -75,8 +100,8 @@ class Bench {
     }
   }
 
-  // Prints a line, and returns its numbers.
-  nlohmann::json Run(const Load& load) {
+  // Prints a line, and returns its numbers; with a trace those of a decode step's kernels too.
+  nlohmann::json Run(const Load& load, bench::KernelTrace* trace = nullptr) {
     std::vector<engine::Sequence> seqs;
     for (int32_t i = 0; i < load.batch; ++i) {
       seqs.push_back(NewSequence(i, load.context > 0 ? load.context + 1 : load.prompt));
@@ -100,7 +125,9 @@ class Bench {
     }
     if (load.output > 1) {
       const int32_t steps = load.output - 1;
+      if (trace != nullptr) trace->Start();
       const auto [decode_ms, device_ms] = Decode(seqs, steps);
+      if (trace != nullptr) row["kernels"] = MiddleStep(trace->Stop(), steps);
       row["step_ms"] = decode_ms / steps;
       row["device_step_ms"] = device_ms / steps;
       std::printf("%7.3f ms a token (%7.3f on the device), %8.0f tokens/s", decode_ms / steps,
@@ -254,7 +281,7 @@ int main(int argc, char** argv) {
   options.num_penalty_slots = 1;
   Load load;
   std::vector<int32_t> batches = {1}, prompts, contexts;
-  std::string json_path;
+  std::string json_path, timeline_path;
   int32_t repeat = 2;
   app.add_option("--config", options.model_dir, "directory of a config.json")->required();
   app.add_option("--device", options.device, "cpu or cuda")->capture_default_str();
@@ -269,8 +296,11 @@ int main(int argc, char** argv) {
   app.add_option("--output", load.output, "tokens")->capture_default_str();
   app.add_option("--repeat", repeat, "runs of each, the first to warm up")->capture_default_str();
   app.add_option("--json", json_path, "file that receives the numbers of the last runs");
+  app.add_option("--timeline", timeline_path, "file that receives the kernels of a step of each");
   CLI11_PARSE(app, argc, argv);
   if (prompts.empty() && contexts.empty()) prompts = {999};
+  std::unique_ptr<bench::KernelTrace> trace;
+  if (!timeline_path.empty()) trace = std::make_unique<bench::KernelTrace>();
   int32_t longest = 0;
   for (const auto* lengths : {&prompts, &contexts}) {
     for (const int32_t length : *lengths) longest = std::max(longest, length);
@@ -287,11 +317,12 @@ int main(int argc, char** argv) {
               max_batch);
   const double load_s = MsSince(start) / 1e3;
   std::printf("loaded in %.1f s\n", load_s);
-  nlohmann::json rows = nlohmann::json::array();
+  nlohmann::json rows = nlohmann::json::array(), timelines = nlohmann::json::array();
   const auto run = [&] {
     nlohmann::json row;
     for (int32_t i = 0; i < repeat; ++i) row = bench.Run(load);
     rows.push_back(std::move(row));
+    if (trace != nullptr) timelines.push_back(bench.Run(load, trace.get()));
   };
   for (const int32_t batch : batches) {
     load.batch = batch;
@@ -306,4 +337,5 @@ int main(int argc, char** argv) {
     }
   }
   if (!json_path.empty()) std::ofstream(json_path) << rows.dump(1) << "\n";
+  if (trace != nullptr) std::ofstream(timeline_path) << timelines.dump() << "\n";
 }

@@ -16,12 +16,9 @@ done
 for model in "$@"; do
   speed=(bin/engine_speed --config "models/$model" --device cuda --kv_cache_dtype fp8)
   "${speed[@]}" --batch 1 --prompt 1000 --prompt 8000 --prompt 64000 \
-    --context 1024 --context 4096 --context 32768 --context 131072 --output 50 --json "$out/engine-$model-1.json"
+    --context 1024 --context 4096 --context 32768 --context 131072 --output 50 --json "$out/engine-$model-1.json" \
+    --timeline "$out/timeline-$model.json"
   "${speed[@]}" --batch 32 --context 1024 --context 32768 --output 50 --json "$out/engine-$model-32.json"
   ./gpu_serving.py --bin bin --model "models/$model" --layout shared --kv_cache_dtype fp8 --max_model_len 70000 --max_seqs 32 \
     --point 1000:32:4:1 --point 8000:32:4:1 --point 64000:32:2:1 --point 32000:100:1:1 --point 1000:100:32:32 --out "$out/serving-$model.json"
-done
-for model in "$@"; do
-  ncu --clock-control none --cache-control none --metrics gpu__time_duration.sum --print-kernel-base function --page raw --csv \
-    bin/engine_speed --config "models/$model" --device cuda --kv_cache_dtype fp8 --context 4096 --output 8 --repeat 1 > "$out/step-$model.csv"
 done

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Writes docs/kernels.md and docs/step_timeline.svg from docs/kernels.json, the rows of bench/cuda_kernels.
+"""Writes docs/kernels.md, docs/layer_kernels.svg and docs/step_timeline.svg from docs/kernels.json: the rows of
+bench/cuda_kernels, and decode steps of DeepSeek-V2-Lite as bench/engine_speed recorded them.
 
 usage: kernel_report.py [ROOT]
-       kernel_report.py --take GPU ROWS.json      makes docs/kernels.json of `cuda_kernels --json ROWS.json` first
+       kernel_report.py --take GPU ROWS.json STEPS.json    makes docs/kernels.json first, of `cuda_kernels --json ROWS.json` and
+                                                           `engine_speed --batch 1 --batch 100 --timeline STEPS.json`
 
-The picture has a bar a step: a decode step of 1 and of 100 sequences, a prefill step of 1000 tokens.  Each is a mixture
+The first picture has a bar a step: a decode step of 1 and of 100 sequences, a prefill step of 1000 tokens.  Each is a mixture
 layer of DeepSeek-V2-Lite, the kernels one after the other as they follow each other in the layer; below it what each
 must take at the speed of memory or of the tensor cores.
 """
@@ -14,6 +16,9 @@ import pathlib
 import sys
 from xml.sax.saxutils import escape
 
+import step_timeline
+
+NUM_LAYERS = 27
 WIDTH, LEFT, BAR, FLOOR = 900, 20, 34, 12
 COLOURS = ["#1f6fb4", "#9db8cf", "#c9a227", "#8a9a5b", "#7a4f8f", "#b4562a"]
 # What a layer runs, by the names of the rows: (label, row).
@@ -36,6 +41,15 @@ graph replays over rotating inputs. Floors count bytes at the speed of a copy (4
 
 | case | us | floor | of floor | bar | peer |
 | --- | --- | --- | --- | --- | --- |
+"""
+
+STEP_HEAD = """
+## A decode step as it runs
+
+After 1000 tokens, a layer of each kind below (`engine_speed --timeline`, recorded by CUPTI, which costs some of the time shown). A kernel
+starts while the one before it runs and sends for its weights, so what it adds to the step is less than its own time.
+
+![Decode steps](step_timeline.svg)
 """
 
 
@@ -91,15 +105,21 @@ def timeline(rows: dict) -> tuple:
 def main() -> None:
     if sys.argv[1:2] == ["--take"]:
         rows = json.loads(pathlib.Path(sys.argv[3]).read_text(encoding="utf-8"))
-        data = {"gpu": sys.argv[2], "date": datetime.date.today().isoformat(), "rows": rows}
-        pathlib.Path("docs/kernels.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        steps = [{"batch": row["batch"], "kernels": step_timeline.rounded(row["kernels"])} for row in json.loads(pathlib.Path(sys.argv[4]).read_text(encoding="utf-8"))]
+        data = {"gpu": sys.argv[2], "date": datetime.date.today().isoformat(), "rows": rows, "steps": steps}
+        pathlib.Path("docs/kernels.json").write_text(step_timeline.dumps(data), encoding="utf-8")
     root = pathlib.Path(sys.argv[1] if len(sys.argv) == 2 else ".")
     data = json.loads((root / "docs/kernels.json").read_text(encoding="utf-8"))
     svg, layers = timeline({row["name"]: row for row in data["rows"]})
     text = HEAD.format(gpu=data["gpu"], date=data["date"]) + table(data["rows"])
-    text += "\n## A layer, kernel after kernel\n\n![Kernels of a layer](step_timeline.svg)\n\n" + layers
+    text += "\n## A layer, each kernel by itself\n\n![Kernels of a layer](layer_kernels.svg)\n\n" + layers
+    text += STEP_HEAD
+    for step in data["steps"]:
+        text += f"\nBatch {step['batch']}:\n\n" + "\n".join(step_timeline.table(step["kernels"])) + "\n"
     (root / "docs/kernels.md").write_text(text, encoding="utf-8")
-    (root / "docs/step_timeline.svg").write_text(svg, encoding="utf-8")
+    (root / "docs/layer_kernels.svg").write_text(svg, encoding="utf-8")
+    drawn = [(f"A decode step, batch {step['batch']}", step["kernels"], step_timeline.kinds(step["kernels"], NUM_LAYERS)) for step in data["steps"]]
+    (root / "docs/step_timeline.svg").write_text(step_timeline.draw(drawn), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Floors of steps count what must be read once, at the speed of a copy: the weight
 experts that a batch is expected to choose, the head, and the cache's entries.  Floors of prompts count products
 at the sustained bf16 rate.
 """
-import csv
 import datetime
 import json
 import math
@@ -17,6 +16,8 @@ import re
 import sys
 from xml.sax.saxutils import escape
 
+import step_timeline
+
 BYTES_PER_S, FLOPS = 4283e9, 690e12
 MODELS = {"deepseek-v3.2-4l": "V3.2", "deepseek-v4-flash-8l": "V4-Flash"}
 # Measured on the same GPU: microseconds by context of DeepGEMM's paged indexer logits, by batch of FlashMLA's sparse decodes.
@@ -24,7 +25,6 @@ LOGITS_PEER = {1: {4096: 3.56, 32768: 4.42, 131072: 8.08}, 64: {4096: 12.87, 327
 SPARSE_PEER = {"fp8": {1: 17.63, 2: 16.90, 4: 19.46, 8: 26.49, 16: 38.69, 32: 62.52, 64: 94.40, 128: 186.22},
                "V4": {1: 13.17, 2: 13.34, 8: 14.99, 32: 25.30, 64: 43.50, 128: 45.17}}
 OURS, PEER, FLOOR = "#1f6fb4", "#c9a227", "#999"
-COLOURS = ["#1f6fb4", "#c9a227", "#8a9a5b", "#7a4f8f", "#b4562a", "#3f8f8a", "#9db8cf", "#d08fa8", "#5f6b7a", "#a0a030"]
 
 
 def experts_hit(config: dict, batch: int) -> float:
@@ -201,59 +201,17 @@ def serving_section(runs: list) -> list:
     return lines
 
 
-def timeline(name: str, kernels: list) -> tuple:
-    """A step as a bar, kernel after kernel, and its kernels by name."""
-    width, left, bar = 900, 20, 40
-    total = sum(us for _, us in kernels)
-    by_name = {}
-    for kernel, us in kernels:
-        count, sum_us = by_name.get(kernel, (0, 0.0))
-        by_name[kernel] = (count + 1, sum_us + us)
-    ranked = sorted(by_name, key=lambda kernel: -by_name[kernel][1])
-    colour = {kernel: COLOURS[i] if i < len(COLOURS) else "#ccc" for i, kernel in enumerate(ranked)}
-    body, x = [f'<text x="{left}" y="20" font-weight="bold">A decode step of {escape(name)}, kernel after kernel: {total:.0f} us</text>'], float(left)
-    for kernel, us in kernels:
-        span = us * (width - 2 * left) / total
-        body.append(f'<g><title>{escape(kernel)}: {us:.1f} us</title><rect x="{x:.2f}" y="30" width="{span:.2f}" height="{bar}" fill="{colour[kernel]}"/></g>')
-        x += span
-    for i, kernel in enumerate(ranked[:len(COLOURS)]):
-        at, y = left + 440 * (i % 2), 90 + 18 * (i // 2)
-        body.append(f'<rect x="{at}" y="{y}" width="10" height="10" fill="{colour[kernel]}"/>'
-                    f'<text x="{at + 16}" y="{y + 9}">{escape(kernel)}: {by_name[kernel][1]:.0f} us in {by_name[kernel][0]}</text>')
-    svg = (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="190" font-family="sans-serif" font-size="12">'
-           f'<rect width="100%" height="100%" fill="white"/>' + "".join(body) + "</svg>\n")
-    lines = ["| kernel | launches | us | share |", "| --- | --- | --- | --- |"]
-    lines += [f"| {kernel} | {by_name[kernel][0]} | {by_name[kernel][1]:.1f} | {by_name[kernel][1] / total:.0%} |" for kernel in ranked]
-    return svg, lines
-
-
-def last_step(path: pathlib.Path) -> list:
-    """The kernels of the last decode step in ncu's CSV: what comes twice at the end, at its shortest."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
-    rows = [row for row in csv.DictReader(lines[start:]) if row["ID"]]
-    kernels = [(row["Kernel Name"].split("(")[0], float(row["gpu__time_duration.sum"].replace(",", ""))) for row in rows]
-    unit = next(csv.DictReader(lines[start:]))["gpu__time_duration.sum"]
-    scale = {"ns": 1e-3, "nsecond": 1e-3, "us": 1, "usecond": 1}[unit]
-    kernels = [(name, us) for name, us in kernels if not math.isnan(us)]  # one that ncu could not time
-    names = [name for name, _ in kernels]
-    for end in range(len(names), len(names) // 2, -1):  # a profile may end within a step
-        for period in range(20, end // 2):
-            if names[end - period:end] == names[end - 2 * period:end - period]:
-                return [[name, round(us * scale, 3)] for name, us in kernels[end - period:end]]
-    sys.exit(f"{path}: no step comes twice at its end")
-
-
 def take(gpu: str, revision: str, folder: str) -> None:
     root = pathlib.Path(folder)
     load = lambda path: json.loads(path.read_text(encoding="utf-8"))
-    pathlib.Path("docs/sparse.json").write_text(json.dumps({
+    pathlib.Path("docs/sparse.json").write_text(step_timeline.dumps({
         "gpu": gpu, "revision": revision, "date": datetime.date.today().isoformat(),
         "kernels": [row for path in sorted(root.glob("kernels-*.json")) for row in load(path)],
         "engine": {model: [row for path in sorted(root.glob(f"engine-{model}-*.json")) for row in load(path)] for model in MODELS},
         "serving": [run for model in MODELS for run in load(root / f"serving-{model}.json")],
-        "timeline": {model: last_step(path) for model in MODELS if (path := root / f"step-{model}.csv").exists()},
-    }, indent=1) + "\n", encoding="utf-8")
+        "timeline": {model: step_timeline.rounded(next(row["kernels"] for row in load(root / f"timeline-{model}.json") if row.get("context") == 4096))
+                     for model in MODELS},
+    }), encoding="utf-8")
 
 
 def main() -> None:
@@ -273,10 +231,12 @@ def main() -> None:
         pictures[f"sparse_step_{short}.svg"] = step_plot(name, config, rows)
         lines += ["", f"## {name}: the engine by itself", ""] + engine_section(name, config, rows)
         lines += ["", f"![A step over the context](sparse_step_{short}.svg)"]
-        if model in data["timeline"]:
-            pictures[f"sparse_timeline_{short}.svg"], table = timeline(name, data["timeline"][model])
-            lines += ["", "By kernels, each measured alone, at batch 1 and a context of 4096:", "",
-                      f"![A step's kernels](sparse_timeline_{short}.svg)", ""] + table
+        kernels = data["timeline"][model]
+        kinds = step_timeline.kinds(kernels, config["num_hidden_layers"])
+        pictures[f"sparse_timeline_{short}.svg"] = step_timeline.draw([(f"A decode step of {name}", kernels, kinds)])
+        lines += ["", "One step at batch 1 and a context of 4096 as it runs, and a layer of each kind (recorded by CUPTI, which costs some of the time shown;",
+                  "a kernel starts early and sends for its weights, so what it adds to the step is less than its own time):", "",
+                  f"![A step's kernels](sparse_timeline_{short}.svg)", ""] + step_timeline.table(kernels)
     lines += ["", "## Served", "", "A router, a prefill and a decode worker that share the GPU, and `ferry bench` over gRPC; milliseconds are mean / median / p99.", ""]
     lines += serving_section(data["serving"])
     lines += ["", "## Kernels over the context", ""] + [f"![{name}]({name})\n" for name in pictures if "step" not in name and "timeline" not in name]
