@@ -82,8 +82,13 @@ void Network::Leave(const Epoch& epoch) {
   endpoints_.erase(epoch);
 }
 
-absl::Status Network::Connect(const Epoch& self, const Epoch& peer) {
-  std::lock_guard lock(mutex_);
+absl::Status Network::Connect(const Epoch& self, const Epoch& peer, absl::Duration timeout) {
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout),
+                         [&] { return !untold_.contains(PairOf(self, peer)); })) {
+    return absl::UnavailableError(absl::StrCat("no answer from epoch ", peer.ToHex(), " within ",
+                                               absl::FormatDuration(timeout)));
+  }
   Endpoint* const endpoint = Find(peer);
   if (endpoint == nullptr || endpoint->killed) {
     return absl::UnavailableError(absl::StrCat("no process with epoch ", peer.ToHex()));
@@ -324,9 +329,14 @@ void Network::Cut(std::unique_lock<std::mutex>&, const Epoch& a, const Epoch& b,
   for (const auto& [self, peer] : {std::pair(a, b), std::pair(b, a)}) {
     Endpoint* const endpoint = Find(self);
     if (endpoint == nullptr || endpoint->sink == nullptr) continue;
-    Post(self, [sink = endpoint->sink, peer = peer, cause = Detached(cause)] {
-      sink->OnPeerLost(peer, cause);
-    });
+    untold_.insert(PairOf(a, b));
+    Post(self,
+         [this, sink = endpoint->sink, peer = peer, pair = PairOf(a, b), cause = Detached(cause)] {
+           sink->OnPeerLost(peer, cause);
+           std::lock_guard relock(mutex_);
+           untold_.erase(untold_.find(pair));
+           changed_.notify_all();
+         });
   }
 }
 

@@ -74,7 +74,8 @@ class Network final : public LoopbackNetwork, public std::enable_shared_from_thi
 
   std::shared_ptr<Endpoint> Join(const Epoch& epoch);
   void Leave(const Epoch& epoch);
-  absl::Status Connect(const Epoch& self, const Epoch& peer);
+  // Waits until both sides have heard that the link before is gone.
+  absl::Status Connect(const Epoch& self, const Epoch& peer, absl::Duration timeout);
   bool Connected(const Epoch& self, const Epoch& peer) const;
   void Send(const Epoch& from, const Epoch& to, const MessageHeader& header,
             absl::Span<const std::byte> data, Done done);
@@ -121,6 +122,7 @@ class Network final : public LoopbackNetwork, public std::enable_shared_from_thi
   std::shared_ptr<Decide> decide_;
   std::map<Epoch, std::shared_ptr<Endpoint>> endpoints_;
   std::set<Pair> links_;
+  std::multiset<Pair> untold_;      // links gone, once for each side that has not heard OnPeerLost
   std::list<MessagePtr> messages_;  // in the order of Send
   std::vector<MessagePtr> reordered_;
 };

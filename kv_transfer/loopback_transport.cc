@@ -30,9 +30,9 @@ class LoopbackTransport final : public Transport {
   void SetSink(ReceiveSink* sink) override { network_->SetSink(endpoint_.get(), sink); }
 
   absl::Status Connect(const Epoch& peer, absl::Span<const LinkAddress> peer_addresses,
-                       absl::Duration) override {
+                       absl::Duration timeout) override {
     for (const LinkAddress& address : peer_addresses) {
-      if (address.kind == "loopback") return network_->Connect(epoch_, peer);
+      if (address.kind == "loopback") return network_->Connect(epoch_, peer, timeout);
     }
     return absl::FailedPreconditionError("no common link kind: this process has loopback");
   }

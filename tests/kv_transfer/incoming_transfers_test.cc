@@ -263,5 +263,21 @@ TEST(IncomingTransfersTest, WhatDidNotArriveIsNamed) {
   }
 }
 
+TEST(LoopbackNetworkTest, ALinkIsMadeAnewWhenBothSidesHaveHeardThatTheOneBeforeIsGone) {
+  const auto network = CreateLoopbackNetwork();
+  const Epoch a = Epoch::Random(), b = Epoch::Random();
+  Side fencing(a, CreateLoopbackTransport(network, a));
+  Side fenced(b, CreateLoopbackTransport(network, b));
+  const auto connect = [&](absl::Duration timeout) {
+    return fencing.transport->Connect(b, fenced.transport->addresses(), timeout);
+  };
+  ASSERT_TRUE(connect(absl::Seconds(10)).ok());
+  network->Suspend(b);
+  ASSERT_TRUE(fencing.transport->Fence(b, absl::Seconds(10)).ok());
+  EXPECT_EQ(connect(absl::ZeroDuration()).code(), absl::StatusCode::kUnavailable);
+  network->Resume(b);
+  EXPECT_TRUE(connect(absl::Seconds(10)).ok());
+}
+
 }  // namespace
 }  // namespace kv_transfer
