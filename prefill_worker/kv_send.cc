@@ -344,7 +344,8 @@ void KvSendImpl::Tick(absl::Time now) {
     } else if (stalled && !fenced_) {
       fenced_ = true;
       actions.push_back([self = shared_from_this()] {
-        self->context_.links->Fence(self->spec_.destination.epoch);
+        self->context_.links->Fence(self->spec_.destination.epoch,
+                                    [self] { return self->draining(); });
       });
     }
   }

@@ -28,11 +28,7 @@ absl::Status Annotate(const Destination& peer, const absl::Status& status) {
 
 PeerLinks::PeerLinks(worker::WorkerRuntime* runtime, worker::WorkerMetrics* metrics,
                      service::CallTracker* calls)
-    : runtime_(runtime), metrics_(metrics), calls_(calls) {
-  for (int i = 0; i < kNumThreads; ++i) threads_.emplace_back([this] { RunWork(); });
-}
-
-PeerLinks::~PeerLinks() { Close(); }
+    : runtime_(runtime), metrics_(metrics), calls_(calls), work_(kNumThreads) {}
 
 void PeerLinks::Connect(const Destination& peer, Ready ready) {
   std::unique_lock<std::mutex> lock(mutex_);
@@ -47,9 +43,13 @@ void PeerLinks::Connect(const Destination& peer, Ready ready) {
   if (link.waiting.size() > 1) return;  // somebody's handshake is under way
   link.stub =
       ferry::v1::KvTransfer::NewStub(service::MakeChannel(peer.address, runtime_->options.tls));
-  const std::shared_ptr<Stub> stub = link.stub;
-  lock.unlock();
+  work_.Add(peer.epoch, [this, peer, stub = link.stub] {
+    Handshake(peer, stub);
+    return true;
+  });
+}
 
+void PeerLinks::Handshake(const Destination& peer, const std::shared_ptr<Stub>& stub) {
   ferry::v1::HandshakeRequest request;
   request.set_epoch(runtime_->epoch.ToBytes());
   request.set_address(own_address_);
@@ -72,8 +72,9 @@ void PeerLinks::Connect(const Destination& peer, Ready ready) {
 void PeerLinks::OnHandshake(const Destination& peer,
                             absl::StatusOr<ferry::v1::HandshakeResponse> response) {
   if (!response.ok()) return Finish(peer, response.status());
-  Enqueue([this, peer, response = *std::move(response)] {
+  work_.Add(peer.epoch, [this, peer, response = *std::move(response)] {
     Finish(peer, ConnectTransport(peer, response));
+    return true;
   });
 }
 
@@ -129,46 +130,14 @@ void PeerLinks::Drop(const kv_transfer::Epoch& peer) {
   if (found != links_.end() && found->second.connected) links_.erase(found);
 }
 
-void PeerLinks::Fence(const kv_transfer::Epoch& peer) {
+void PeerLinks::Fence(const kv_transfer::Epoch& peer, std::function<bool()> wanted) {
   Drop(peer);
-  Enqueue([this, peer] {
+  work_.Add(peer, [this, peer, wanted = std::move(wanted)] {
+    if (!wanted()) return true;
     const absl::Status status = runtime_->transport->Fence(peer, kFenceTry);
     spdlog::warn("peer fenced epoch={} status={}", peer.ToHex(), status::CodeName(status.code()));
-    // Until it has worked the source blocks stay untouched.
-    if (!status.ok()) Fence(peer);
+    return status.ok();
   });
-}
-
-void PeerLinks::Close() {
-  std::vector<std::thread> threads;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    closed_ = true;
-    work_.clear();
-    threads = std::move(threads_);
-    work_added_.notify_all();
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
-void PeerLinks::Enqueue(std::function<void()> work) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (closed_) return;
-  work_.push_back(std::move(work));
-  work_added_.notify_one();
-}
-
-void PeerLinks::RunWork() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (true) {
-    work_added_.wait(lock, [this] { return closed_ || !work_.empty(); });
-    if (closed_) return;
-    const std::function<void()> work = std::move(work_.front());
-    work_.pop_front();
-    lock.unlock();
-    work();
-    lock.lock();
-  }
 }
 
 }  // namespace prefill_worker
