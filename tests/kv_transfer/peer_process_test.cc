@@ -2,9 +2,6 @@
 // a real second process.  FERRY_CHAOS_ROUNDS repeats the destructive ones.
 
 #include <malloc.h>
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#include <sanitizer/allocator_interface.h>
-#endif
 
 #include <cstdlib>
 #include <functional>
@@ -13,6 +10,11 @@
 #include "kv_transfer/ucx_transport.h"
 #include "tests/kv_transfer/peer_process.h"
 #include "tests/kv_transfer/side.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// GCC brings this function of the sanitizers' runtime, but not the header that declares it.
+extern "C" size_t __sanitizer_get_current_allocated_bytes();
+#endif
 
 namespace kv_transfer {
 namespace {
