@@ -7,9 +7,12 @@ install(TARGETS ferry ferry-router ferry-prefill ferry-decode
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT programs)
 
 set(sdk ferry_client ferry_grpc_status ferry_input_file ferry_proto ferry_status ferry_steady_time)
-foreach(target ferry_client ferry_status)
-  # An installed file does not tell where it was built.
-  target_compile_options(${target} PRIVATE "-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=")
+foreach(target ${sdk})
+  get_target_property(type ${target} TYPE)
+  if(NOT type STREQUAL "INTERFACE_LIBRARY")
+    # An installed file does not tell where it was built, its debug information included.
+    target_compile_options(${target} PRIVATE "-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=")
+  endif()
 endforeach()
 set_target_properties(ferry_client PROPERTIES EXPORT_NAME client)
 target_compile_features(ferry_client PUBLIC cxx_std_17)
