@@ -14,6 +14,7 @@ namespace {
 
 constexpr int32_t kColumns = 128;  // of a tile
 constexpr int32_t kMultipliers = kGemmWarps * kWarpSize;
+constexpr int32_t kThreads = kMultipliers + kWarpSize;  // the last warp copies
 // A tile's sums in shared memory: eight lanes that write a column of pairs meet different banks.
 constexpr int32_t kTileStride = kColumns + 8;
 static_assert(sizeof(float) * kGemmRows * kTileStride <=
@@ -33,9 +34,13 @@ __device__ void SyncMultipliers() {
 
 // A cluster a tile of columns, a block a range of its depth.
 template <int32_t kSplits>
-__global__ void __cluster_dims__(kSplits) __launch_bounds__(kGemmThreads, 1)
+__global__ void __cluster_dims__(kSplits) __launch_bounds__(kThreads, 1)
     SplitGemmKernel(const __grid_constant__ Args args) {
   auto& shared = AlignedShared<GemmShared<kColumns>>();
+  if (threadIdx.x == kMultipliers) {
+    PrefetchMap(&args.w);
+    PrefetchMap(&args.a);
+  }
   GemmThread<kColumns> thread(shared);
   const auto cluster = cooperative_groups::this_cluster();
   const auto split = static_cast<int32_t>(cluster.block_rank());
@@ -44,7 +49,6 @@ __global__ void __cluster_dims__(kSplits) __launch_bounds__(kGemmThreads, 1)
   const int32_t depth = args.steps * (split + 1) / kSplits * kGemmDepth - begin;
   WaitForPrevious();
   if (thread.copies()) {
-    thread.BeginCopying();
     thread.Copy(
         depth, args.rows,
         [&](uint16_t* to, Barrier* barrier, int32_t k, int32_t r) {
@@ -55,11 +59,25 @@ __global__ void __cluster_dims__(kSplits) __launch_bounds__(kGemmThreads, 1)
         });
     return;
   }
-  thread.BeginMultiplying();
+  // The block adds a range of the tile's columns, in pairs; a thread every kMultipliers-th.
+  constexpr int32_t kPairs = kColumns / kSplits / 2;  // of a row
+  constexpr int32_t kThreadPairs = kGemmRows * kPairs / kMultipliers;
+  const int32_t thread_column = 2 * (split * kPairs + static_cast<int32_t>(threadIdx.x) % kPairs);
+  const auto row_of = [&](int32_t i) {
+    return static_cast<int32_t>(threadIdx.x) / kPairs + i * (kMultipliers / kPairs);
+  };
+  // The residual may be the output: a thread reads what it will write.
+  float2 totals[kThreadPairs];
+#pragma unroll
+  for (int32_t i = 0; i < kThreadPairs; ++i) {
+    totals[i] =
+        LoadResidualPair(args.output, min(row_of(i), args.rows - 1), column + thread_column);
+  }
   float sums[GemmThread<kColumns>::kSums];
   thread.Multiply(depth, args.rows, sums);
   SyncMultipliers();  // all have read their operands, whose memory takes the sums
   auto* tile = reinterpret_cast<float*>(shared.a);
+#pragma unroll
   for (int32_t i = 0; i < 2; ++i) {
 #pragma unroll
     for (int32_t j = 0; j < kColumns / 8; ++j) {
@@ -68,40 +86,35 @@ __global__ void __cluster_dims__(kSplits) __launch_bounds__(kGemmThreads, 1)
     }
   }
   cluster.sync();
-  // The block adds a range of the tile's columns, in pairs; a thread every kMultipliers-th.
-  constexpr int32_t kPairs = kColumns / kSplits / 2;  // of a row
-  constexpr int32_t kThreadPairs = kGemmRows * kPairs / kMultipliers;
-  const int32_t thread_column = 2 * (split * kPairs + static_cast<int32_t>(threadIdx.x) % kPairs);
-  const int32_t first_row = static_cast<int32_t>(threadIdx.x) / kPairs;
-  float2 totals[kThreadPairs];
 #pragma unroll
   for (int32_t i = 0; i < kThreadPairs; ++i) {
-    const int32_t row = first_row + i * (kMultipliers / kPairs);
-    totals[i] = LoadResidualPair(args.output, min(row, args.rows - 1), column + thread_column);
+    if (row_of(i) >= args.rows) continue;
     float2 sum = make_float2(0, 0);
 #pragma unroll
     for (int32_t s = 0; s < kSplits; ++s) {
       const float2 part = *reinterpret_cast<const float2*>(
-          cluster.map_shared_rank(tile + row * kTileStride + thread_column, s));
+          cluster.map_shared_rank(tile + row_of(i) * kTileStride + thread_column, s));
       sum = make_float2(sum.x + part.x, sum.y + part.y);
     }
     totals[i] = make_float2(sum.x + totals[i].x, sum.y + totals[i].y);
   }
-  // The residual may be the output: everything is read before anything is written.
 #pragma unroll
   for (int32_t i = 0; i < kThreadPairs; ++i) {
-    const int32_t row = first_row + i * (kMultipliers / kPairs);
-    if (row < args.rows) StorePair(args.output, row, column + thread_column, totals[i]);
+    if (row_of(i) < args.rows) {
+      StorePair(args.output, row_of(i), column + thread_column, totals[i]);
+    }
   }
   cluster.sync();  // nobody goes while its sums are read
 }
 
-// How many blocks share a tile; 1: the depth is not cut.
+// How many blocks share a tile; 1: the depth is not cut.  More than four exchange more than they
+// spare each other, and not as many clusters run at once as multiprocessors would hold.
 int32_t NumSplits(const Launcher& launcher, const StoredMatrix& matrix) {
   const int64_t tiles = CeilDiv(matrix.rows, int64_t{kColumns});
   const int64_t steps = CeilDiv(matrix.cols, int64_t{kGemmDepth});
-  for (const int32_t splits : {8, 4, 2}) {
-    if (tiles * splits <= launcher.device.num_sms && steps >= 2 * splits) return splits;
+  const int64_t blocks = int64_t{launcher.device.num_sms} * 9 / 10;
+  for (const int32_t splits : {4, 2}) {
+    if (tiles * splits <= blocks && steps >= 2 * splits) return splits;
   }
   return 1;
 }
@@ -125,13 +138,11 @@ absl::Status SplitGemm(const Launcher& launcher, const LinearParams& params,
   const int32_t splits = NumSplits(launcher, matrix);
   const LaunchShape shape{
       .grid = dim3(static_cast<uint32_t>(CeilDiv(matrix.rows, int64_t{kColumns}) * splits)),
-      .threads = kGemmThreads,
+      .threads = kThreads,
       .shared_bytes = kGemmSharedBytes<kColumns>,
       .early = true};
-  const auto kernel = splits == 8   ? SplitGemmKernel<8>
-                      : splits == 4 ? SplitGemmKernel<4>
-                                    : SplitGemmKernel<2>;
-  return Launch(launcher, "split gemm", kernel, shape, args);
+  return Launch(launcher, "split gemm", splits == 4 ? SplitGemmKernel<4> : SplitGemmKernel<2>,
+                shape, args);
 }
 
 }  // namespace kernels::cuda
