@@ -1,5 +1,7 @@
 #include "kernels/cuda/grouped_route.h"
 
+#include <cooperative_groups.h>
+
 #include <algorithm>
 
 #include "kernels/cuda/gate.cuh"
@@ -40,7 +42,7 @@ struct RouteShared {
     return partial > choosing ? partial : choosing;
   }
   __host__ __device__ static constexpr size_t Bytes(int32_t num_experts) {
-    return PartialBytes(num_experts) + sizeof(float) * static_cast<size_t>(kRows * num_experts);
+    return PartialBytes(num_experts) + 2 * sizeof(float) * static_cast<size_t>(kRows * num_experts);
   }
 };
 
@@ -54,17 +56,18 @@ __device__ void SplitPair(float low, float high, uint32_t (&parts)[kParts]) {
   }
 }
 
-// A warp's share of kRows rows' logits of 64 experts: every kRouteWarps-th step of the depth, as
-// products of bf16 in which float32 numbers have kParts parts.  Of a tensor core's tile a lane
-// (g, t) has rows g and g + 8, and of a step values 8 t to 8 t + 7, which are depths 2 t, 2 t + 1,
-// 2 t + 8 and 2 t + 9 of two products.
-template <int32_t kRows>
+// A warp's share of kRows rows' logits of 64 experts: of the steps of the depth every one that is
+// kShares further on, as products of bf16 in which float32 numbers have kParts parts.  Of a tensor
+// core's tile a lane (g, t) has rows g and g + 8, and of a step values 8 t to 8 t + 7, which are
+// depths 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of two products.
+template <int32_t kRows, int32_t kShares>
 class GateSums {
  public:
   static constexpr int32_t kRowTiles = CeilDiv(kRows, 16);
   static constexpr int32_t kRowsOfTile = kRows < 16 ? 1 : 2;  // of a lane
 
-  __device__ GateSums(const RouteArgs& args, int32_t row_begin) : args_(args) {
+  __device__ GateSums(const RouteArgs& args, int32_t row_begin, int32_t share)
+      : args_(args), first_depth_(share * kStep + kLaneValues * t_) {
 #pragma unroll
     for (int32_t i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -76,7 +79,7 @@ class GateSums {
   }
 
   // Weights of the warp's first step, which do not depend on earlier kernels.
-  __device__ void LoadFirst(int32_t first_expert) { LoadWeights(first_expert, FirstDepth()); }
+  __device__ void LoadFirst(int32_t first_expert) { LoadWeights(first_expert, first_depth_); }
 
   // After LoadFirst: the sums, to partial [kRows, kPitch]; with kSquares also those of the rows'
   // squares, to squares [kRows].
@@ -84,11 +87,11 @@ class GateSums {
   __device__ void Multiply(int32_t first_expert, float* partial, double* squares) {
     float sums[kRowTiles][kExpertTiles][4] = {};
     double square[kRowTiles][kRowsOfTile] = {};
-    LoadRows(FirstDepth());
-    for (int64_t k = FirstDepth(); k < args_.hidden + kLaneValues * t_; k += kRouteWarps * kStep) {
+    LoadRows(first_depth_);
+    for (int64_t k = first_depth_; k < args_.hidden + kLaneValues * t_; k += kShares * kStep) {
       float values[kRowTiles][kRowsOfTile][kLaneValues];
       Take<kSquares>(k, values, square);
-      LoadRows(k + kRouteWarps * kStep);
+      LoadRows(k + kShares * kStep);
 #pragma unroll
       for (int32_t half = 0; half < 2; ++half) {
 #pragma unroll
@@ -111,7 +114,7 @@ class GateSums {
           }
         }
       }
-      LoadWeights(first_expert, k + kRouteWarps * kStep);
+      LoadWeights(first_expert, k + kShares * kStep);
     }
 #pragma unroll
     for (int32_t i = 0; i < kRowTiles; ++i) {
@@ -135,10 +138,6 @@ class GateSums {
 
  private:
   __device__ int32_t RowOf(int32_t tile, int32_t j) const { return 16 * tile + 8 * j + g_; }
-  // Of the lane's values of a step.
-  __device__ int64_t FirstDepth() const {
-    return static_cast<int32_t>(threadIdx.x) / kWarpSize * kStep + kLaneValues * t_;
-  }
   // Zeros past the end.
   __device__ void LoadRows(int64_t k) {
 #pragma unroll
@@ -198,19 +197,21 @@ class GateSums {
   const RouteArgs& args_;
   const int32_t g_ = static_cast<int32_t>(threadIdx.x) % kWarpSize / 4;
   const int32_t t_ = static_cast<int32_t>(threadIdx.x) % 4;
+  const int64_t first_depth_;  // of the lane's values
   const float* rows_[kRowTiles][kRowsOfTile];
   float4 next_rows_[kRowTiles][kRowsOfTile][2];
   uint4 weights_[kExpertTiles];
 };
 
-// The block's rows, normed and rounded, to args.normed: read again, they are near.
-template <int32_t kRows>
-__device__ void StoreNormed(const RouteArgs& args, int32_t row_begin,
-                            const float (&inverse)[kRows]) {
+// Rows [first, end) of the block's, normed and rounded, to args.normed: read again, they are near.
+// The work of kThreads threads, of which this is `thread`.
+template <int32_t kThreads>
+__device__ void StoreNormed(const RouteArgs& args, int32_t row_begin, int32_t first, int32_t end,
+                            const float* inverse, int32_t thread) {
   constexpr int32_t kRowsAtATime = 8;
-  for (int64_t at = 4 * int64_t{threadIdx.x}; at < args.hidden; at += 4 * kRouteThreads) {
+  for (int64_t at = 4 * int64_t{thread}; at < args.hidden; at += 4 * kThreads) {
     const float4 n = *reinterpret_cast<const float4*>(args.norm_weight + at);
-    for (int32_t begin = 0; begin < kRows; begin += kRowsAtATime) {
+    for (int32_t begin = first; begin < end; begin += kRowsAtATime) {
       float4 x[kRowsAtATime];
 #pragma unroll
       for (int32_t r = 0; r < kRowsAtATime; ++r) {
@@ -220,7 +221,7 @@ __device__ void StoreNormed(const RouteArgs& args, int32_t row_begin,
 #pragma unroll
       for (int32_t r = 0; r < kRowsAtATime; ++r) {
         const int64_t row = row_begin + begin + r;
-        if (row >= args.num_rows) break;
+        if (begin + r >= end || row >= args.num_rows) break;
         const float scale = inverse[begin + r];
         *reinterpret_cast<uint2*>(args.normed + row * args.hidden + at) =
             make_uint2(PackBfloat16(x[r].x * scale * n.x, x[r].y * scale * n.y),
@@ -230,60 +231,90 @@ __device__ void StoreNormed(const RouteArgs& args, int32_t row_begin,
   }
 }
 
-// A block takes kRows rows: its warps share the depth, then the rows to choose.  Shared: partial
-// sums, later what choosing needs; the logits.
-template <int32_t kRows>
-__global__ void __launch_bounds__(kRouteThreads, 1)
+// A cluster takes kRows rows: its blocks' warps share the depth; then a block has its share of the
+// rows, one warp each to choose and the others to norm.  Shared: partial sums, later what choosing
+// needs; the logits.
+template <int32_t kRows, int32_t kBlocks>
+__global__ void __cluster_dims__(kBlocks) __launch_bounds__(kRouteThreads, 1)
     RouteKernel(const __grid_constant__ MoeParams params, const __grid_constant__ RouteArgs args) {
+  constexpr int32_t kOwnRows = kRows / kBlocks;
+  static_assert(kOwnRows * kBlocks == kRows && kOwnRows <= kRouteWarps);
   __shared__ double squares[kRouteWarps][kRows];
+  __shared__ double square_sums[kRows];
   __shared__ float inverse[kRows];
   const int32_t num_experts = args.choice.num_experts;
   auto* partial = reinterpret_cast<float*>(DynamicShared());  // [kRouteWarps, kRows, kPitch]
-  auto* logits = reinterpret_cast<float*>(DynamicShared() +   // [kRows, num_experts]
-                                          RouteShared<kRows>::PartialBytes(num_experts));
+  auto* sums = reinterpret_cast<float*>(DynamicShared() +     // [kRows, num_experts]
+                                        RouteShared<kRows>::PartialBytes(num_experts));
+  float* logits = sums + kRows * num_experts;  // [kOwnRows, num_experts]
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
-  const int32_t row_begin = static_cast<int32_t>(blockIdx.x) * kRows;
-  GateSums<kRows> sums(args, row_begin);
+  const int32_t rank = static_cast<int32_t>(blockIdx.x) % kBlocks;
+  const int32_t row_begin = static_cast<int32_t>(blockIdx.x) / kBlocks * kRows;
+  GateSums<kRows, kRouteWarps * kBlocks> gate_sums(args, row_begin, rank * kRouteWarps + warp);
   for (int32_t first = 0; first < num_experts; first += kTileExperts) {
     float* of_warp = partial + warp * kRows * kPitch;
-    sums.LoadFirst(first);
+    gate_sums.LoadFirst(first);
     if (first == 0) {
       WaitForPrevious();
-      sums.template Multiply<true>(first, of_warp, squares[warp]);
-      __syncthreads();
-      if (threadIdx.x < kRows) {
-        double sum = 0;
-        for (int32_t w = 0; w < kRouteWarps; ++w) sum += squares[w][threadIdx.x];
-        inverse[threadIdx.x] =
-            static_cast<float>(1.0 / sqrt(sum / static_cast<double>(args.hidden) +
-                                          static_cast<double>(args.norm_eps)));
-      }
+      gate_sums.template Multiply<true>(first, of_warp, squares[warp]);
     } else {
-      sums.template Multiply<false>(first, of_warp, nullptr);
+      gate_sums.template Multiply<false>(first, of_warp, nullptr);
     }
     __syncthreads();
+    if (first == 0 && threadIdx.x < kRows) {
+      double sum = 0;
+      for (int32_t w = 0; w < kRouteWarps; ++w) sum += squares[w][threadIdx.x];
+      square_sums[threadIdx.x] = sum;
+    }
     for (int32_t i = threadIdx.x; i < kRows * kTileExperts; i += kRouteThreads) {
       const int32_t row = i / kTileExperts, expert = i % kTileExperts;
       float sum = 0;
 #pragma unroll
       for (int32_t w = 0; w < kRouteWarps; ++w) sum += partial[(w * kRows + row) * kPitch + expert];
-      if (first + expert < num_experts) {
-        logits[row * num_experts + first + expert] = sum * inverse[row];
-      }
+      if (first + expert < num_experts) sums[row * num_experts + first + expert] = sum;
     }
     __syncthreads();
   }
-  StoreNormed<kRows>(args, row_begin, inverse);
-  if (warp >= kRows || row_begin + warp >= args.num_rows) return;
-  ChooseExperts(params, row_begin + warp, logits + warp * num_experts,
-                RowShared(DynamicShared(), warp, num_experts), args.choice.ids,
-                args.choice.weights);
+  const auto cluster = cooperative_groups::this_cluster();
+  if constexpr (kBlocks > 1) cluster.sync();
+  const int32_t first_row = rank * kOwnRows;
+  if (threadIdx.x < kOwnRows) {
+    const int32_t row = first_row + static_cast<int32_t>(threadIdx.x);
+    double sum = 0;
+    for (int32_t b = 0; b < kBlocks; ++b) sum += *cluster.map_shared_rank(&square_sums[row], b);
+    inverse[row] = static_cast<float>(
+        1.0 / sqrt(sum / static_cast<double>(args.hidden) + static_cast<double>(args.norm_eps)));
+  }
+  __syncthreads();
+  constexpr int32_t kChoosers = kOwnRows * 2 <= kRouteWarps ? kOwnRows : 0;
+  if (warp >= kChoosers) {
+    StoreNormed<kRouteThreads - kChoosers * kWarpSize>(
+        args, row_begin, first_row, first_row + kOwnRows, inverse,
+        static_cast<int32_t>(threadIdx.x) - kChoosers * kWarpSize);
+  }
+  if (warp < kOwnRows && row_begin + first_row + warp < args.num_rows) {
+    const int32_t row = first_row + warp;
+    float* own = logits + warp * num_experts;
+    for (int32_t e = static_cast<int32_t>(threadIdx.x) % kWarpSize; e < num_experts;
+         e += kWarpSize) {
+      float sum = 0;
+#pragma unroll
+      for (int32_t b = 0; b < kBlocks; ++b) {
+        sum += *cluster.map_shared_rank(&sums[row * num_experts + e], b);
+      }
+      own[e] = sum * inverse[row];
+    }
+    __syncwarp();
+    ChooseExperts(params, row_begin + row, own, RowShared(DynamicShared(), warp, num_experts),
+                  args.choice.ids, args.choice.weights);
+  }
+  if constexpr (kBlocks > 1) cluster.sync();  // nobody goes while its sums are read
 }
 
-template <int32_t kRows>
+template <int32_t kRows, int32_t kBlocks>
 absl::Status LaunchRoute(const Launcher& launcher, const MoeParams& params, const RouteArgs& args) {
-  return Launch(launcher, "moe route", RouteKernel<kRows>,
-                {.grid = dim3(static_cast<uint32_t>(CeilDiv(args.num_rows, kRows))),
+  return Launch(launcher, "moe route", RouteKernel<kRows, kBlocks>,
+                {.grid = dim3(static_cast<uint32_t>(CeilDiv(args.num_rows, kRows) * kBlocks)),
                  .threads = kRouteThreads,
                  .shared_bytes = RouteShared<kRows>::Bytes(args.choice.num_experts),
                  .early = true},
@@ -312,12 +343,17 @@ absl::Status RouteGroups(const Launcher& launcher, const MoeParams& params, int6
                        .hidden = hidden,
                        .normed = normed,
                        .choice = choice};
-  // Few rows a block while a multiprocessor has at most one; many read the gate less often, and
-  // with very many experts do not fit.
+  // Few rows a block while a multiprocessor has at most one, and few of the depth while there are
+  // as many multiprocessors; many rows read the gate less often, and with very many experts do not
+  // fit.
   constexpr int32_t kManyExperts = 512;
+  constexpr int32_t kCluster = 4;
+  if (kCluster * CeilDiv(params.num_rows, 8) <= launcher.device.num_sms) {
+    return LaunchRoute<8, kCluster>(launcher, params, args);
+  }
   return params.num_rows <= 8 * launcher.device.num_sms || choice.num_experts > kManyExperts
-             ? LaunchRoute<8>(launcher, params, args)
-             : LaunchRoute<16>(launcher, params, args);
+             ? LaunchRoute<8, 1>(launcher, params, args)
+             : LaunchRoute<16, 1>(launcher, params, args);
 }
 
 }  // namespace kernels::cuda
