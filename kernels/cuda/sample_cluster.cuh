@@ -72,10 +72,10 @@ struct Logits {
   int32_t end;
 };
 
-// Calls use(token, logit) for this thread's tokens.
-template <typename Use>
+// Calls use(token, logit) for this thread's tokens; loads of kInFlight are under way.
+template <int32_t kInFlight = 4, typename Use>
 __device__ void ForEach(const Logits& logits, Use use) {
-#pragma unroll 4
+#pragma unroll kInFlight
   for (int32_t i = logits.begin + static_cast<int32_t>(threadIdx.x); i < logits.end;
        i += kSampleThreads) {
     use(i, logits.row[i]);
@@ -138,7 +138,7 @@ inline constexpr uint64_t kNoKey = ~uint64_t{0};
 // The largest key; kNoKey if the logits are no distribution: one is NaN or +inf, or all are -inf.
 __device__ inline uint64_t BestKey(const Logits& logits, Cluster& cluster) {
   uint64_t best = 0;
-  ForEach(logits, [&](int32_t token, float logit) {
+  ForEach<8>(logits, [&](int32_t token, float logit) {
     const uint64_t key = logit < INFINITY ? KeyOf(logit, token) : kNoKey;
     best = key > best ? key : best;
   });

@@ -133,7 +133,7 @@ __device__ void Sample(const HeadAndSampleParams& params, int32_t index, const f
 }
 
 // A cluster a sample.
-__global__ void __cluster_dims__(kSampleBlocks) __launch_bounds__(kSampleThreads, 1)
+__global__ void __cluster_dims__(kSampleBlocks) __launch_bounds__(kSampleThreads, 2)
     SampleKernel(const __grid_constant__ HeadAndSampleParams params, const float* logits,
                  float* penalized, Fault* fault) {
   __shared__ ReduceShared reduce;
