@@ -341,23 +341,26 @@ __device__ void AttendTiles(FlashShared& shared, const RaggedMhaParams& params) 
 // Blocks that take one tile after the other.
 __global__ void __launch_bounds__(kFlashThreads, 1)
     FlashMhaKernel(const __grid_constant__ FlashArgs args) {
-  const auto address = reinterpret_cast<uintptr_t>(DynamicShared());
-  auto& shared = *reinterpret_cast<FlashShared*>((address + kBoxAlignment - 1) / kBoxAlignment *
-                                                 kBoxAlignment);
+  // Not through an integer, or accesses would not be known to be to shared memory.
+  std::byte* const dynamic = DynamicShared();
+  auto& shared = *reinterpret_cast<FlashShared*>(
+      dynamic + (kBoxAlignment - SharedAddress(dynamic) % kBoxAlignment) % kBoxAlignment);
   if (threadIdx.x == 0) InitBarriers(shared);
   __syncthreads();
   if (threadIdx.x < 2 * kWarpgroupThreads) {
     TakeRegisters<240>();
+    WaitForPrevious();
     AttendTiles(shared, args.mha);
   } else {
     const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize - kProductWarps;
     FlashTile first_tile;
     int32_t tiles_per_head = 0;
-    if (warp == 0) {  // while there are registers
+    if (warp == 0) {  // while there are registers; lengths are older than the kernel before
       tiles_per_head = CountTiles(args.mha);
       first_tile = FindTile(args.mha, args.heads_at_a_time, tiles_per_head, blockIdx.x);
     }
     GiveRegisters<24>();
+    WaitForPrevious();
     if (warp == 0) {
       FindTiles(shared, args, tiles_per_head, first_tile);
     } else if (warp == 1) {
@@ -428,7 +431,8 @@ absl::Status FlashMha(const Launcher& launcher, const RaggedMhaParams& params) {
       launcher, "flash_mha", FlashMhaKernel,
       {.grid = dim3(static_cast<uint32_t>(std::min<int64_t>(max_tiles, launcher.device.num_sms))),
        .threads = kFlashThreads,
-       .shared_bytes = sizeof(FlashShared) + kBoxAlignment},
+       .shared_bytes = sizeof(FlashShared) + kBoxAlignment,
+       .early = true},
       args);
 }
 

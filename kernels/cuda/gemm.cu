@@ -158,6 +158,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   const int32_t step = static_cast<int32_t>(gridDim.x);
   if (thread.copies()) {
     thread.BeginCopying();
+    WaitForPrevious();
     for (int32_t tile = first; tile < num_tiles; tile += step) {
       const int32_t row = row_begin(tile), column = column_begin(tile);
       const int32_t up =
@@ -174,6 +175,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
     return;
   }
   thread.BeginMultiplying();
+  WaitForPrevious();
   for (int32_t tile = first; tile < num_tiles; tile += step) {
     float sums[Thread::kSums];
     thread.Multiply(args.depth, num_rows(tile), sums);
@@ -210,7 +212,8 @@ absl::Status LaunchGemm(const Launcher& launcher, const GemmArgs& args) {
       launcher, "gemm", GemmKernel<kColumns, kSwiGlu>,
       {.grid = dim3(static_cast<uint32_t>(std::min<int64_t>(tiles, launcher.device.num_sms))),
        .threads = kGemmThreads,
-       .shared_bytes = kGemmSharedBytes<kColumns>},
+       .shared_bytes = kGemmSharedBytes<kColumns>,
+       .early = true},
       args);
 }
 
