@@ -98,22 +98,33 @@ __device__ void AddValues(float (&sums)[kValues], float weight, uint4 words) {
 // One block a row.
 __global__ void __launch_bounds__(kThreads) CombineKernel(CombineArgs args) {
   constexpr int32_t kInFlight = 8;
-  WaitForPrevious();
   const int64_t row = blockIdx.x;
   const int32_t top_k = args.choice.top_k;
   const int32_t* slots = args.choice.slot_of_pair + row * top_k;
   const float* weights = args.choice.weights + row * top_k;
+  // All but the experts' results is older than the kernel before, and loaded while that one runs.
+  int32_t first_slots[kInFlight];
+  float first_weights[kInFlight];
+#pragma unroll
+  for (int32_t i = 0; i < kInFlight; ++i) {
+    first_slots[i] = i < top_k ? slots[i] : 0;
+    first_weights[i] = i < top_k ? weights[i] : 0;
+  }
+  float4 before[2] = {};
+  const auto load_before = [&](int64_t column) {
+    if (args.input == nullptr || column >= args.hidden) return;
+    const auto* from =
+        reinterpret_cast<const float4*>(args.input + row * args.input_row_stride + column);
+    before[0] = from[0];
+    before[1] = from[1];
+  };
+  load_before(kValues * int64_t{threadIdx.x});
+  WaitForPrevious();
   for (int64_t column = kValues * int64_t{threadIdx.x}; column < args.hidden;
        column += kValues * kThreads) {
     float sums[kValues] = {};
-    float4 before[2] = {};
     uint4 shared_values = {};
-    if (args.input != nullptr) {
-      const auto* from =
-          reinterpret_cast<const float4*>(args.input + row * args.input_row_stride + column);
-      before[0] = from[0];
-      before[1] = from[1];
-    }
+    if (column >= kValues * kThreads) load_before(column);
     if (args.shared_out != nullptr) {
       shared_values = *reinterpret_cast<const uint4*>(args.shared_out + row * args.hidden + column);
     }
@@ -122,12 +133,13 @@ __global__ void __launch_bounds__(kThreads) CombineKernel(CombineArgs args) {
 #pragma unroll
       for (int32_t i = 0; i < kInFlight; ++i) {
         if (begin + i >= top_k) continue;
-        values[i] =
-            *reinterpret_cast<const uint4*>(args.out + slots[begin + i] * args.hidden + column);
+        const int32_t slot = begin == 0 ? first_slots[i] : slots[begin + i];
+        values[i] = *reinterpret_cast<const uint4*>(args.out + slot * args.hidden + column);
       }
 #pragma unroll
       for (int32_t i = 0; i < kInFlight; ++i) {
-        if (begin + i < top_k) AddValues(sums, weights[begin + i], values[i]);
+        if (begin + i >= top_k) continue;
+        AddValues(sums, begin == 0 ? first_weights[i] : weights[begin + i], values[i]);
       }
     }
     if (args.shared_out != nullptr) AddValues(sums, 1, shared_values);
