@@ -119,6 +119,8 @@ __device__ inline void StoreEntry(const KvPages& pages, int64_t slot, const floa
     const int32_t at = i < dim ? i : i - dim;
     if (pages.format == KvFormat::kFloat32) {
       reinterpret_cast<float*>(to)[at] = values[i];
+    } else if (pages.format == KvFormat::kBfloat16) {
+      reinterpret_cast<uint16_t*>(to)[at] = Bfloat16FromFloat(values[i]);
     } else {
       StoreBytes16(to + 2 * at, Bfloat16FromFloat(values[i]));
     }

@@ -16,6 +16,7 @@ namespace kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = kStreamThreads;
+constexpr int32_t kManyRows = 512;  // that are prepared apart from those that absorb
 
 // A row's norm, rotation and entry; a block's work.  Dynamic shared memory: float32 [rank +
 // rope_dim].
@@ -32,8 +33,10 @@ __device__ void StoreRow(const StoreKvParams& params, int32_t row, Fault* fault)
   StoreNewEntry(params, row, slot, position, reinterpret_cast<float*>(DynamicShared()), scratch);
 }
 
-// The rotation of a row's heads; a block's work.
+// The rotation of a row's heads; the work of a block of kBlockThreads.
+template <int32_t kBlockThreads>
 __device__ void RotateRow(const RopeParams& params, int32_t row, Fault* fault) {
+  constexpr int32_t kInFlight = 4;  // pairs of a thread
   const RopeTable& rope = params.rope;
   const int32_t position = params.positions[row];
   WaitForPrevious();
@@ -42,9 +45,20 @@ __device__ void RotateRow(const RopeParams& params, int32_t row, Fault* fault) {
     return;
   }
   const int32_t half = rope.rope_dim / 2;
-  for (int32_t i = threadIdx.x; i < params.num_heads * half; i += kThreads) {
-    float* x = params.data + row * params.row_stride + (i / half) * params.head_stride;
-    RotatePair(rope, position, 1.0f, i % half, x);
+  const int32_t num_pairs = params.num_heads * half;
+  for (int32_t begin = threadIdx.x; begin < num_pairs; begin += kInFlight * kBlockThreads) {
+    RotatedPair pairs[kInFlight];
+#pragma unroll
+    for (int32_t j = 0; j < kInFlight; ++j) {
+      const int32_t i = begin + j * kBlockThreads;
+      if (i >= num_pairs) continue;
+      float* head = params.data + row * params.row_stride + i / half * params.head_stride;
+      pairs[j] = Rotated(rope, position, 1.0f, i % half, head);
+    }
+#pragma unroll
+    for (int32_t j = 0; j < kInFlight; ++j) {
+      if (begin + j * kBlockThreads < num_pairs) pairs[j].Store();
+    }
   }
 }
 
@@ -55,10 +69,14 @@ struct PrepareArgs {
   Fault* fault = nullptr;
 };
 
+// Rows by themselves have small blocks, so that many run at once: they wait for memory.
+template <int32_t kAbsorbTiles>
+constexpr int32_t kBlockThreads = kAbsorbTiles == 0 ? 64 : kThreads;
+
 // Grid: a block a row to store, then a block a row to rotate, then those that absorb, kAbsorbTiles
 // tiles of rows each (0: there are none).
 template <int32_t kAbsorbTiles>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kBlockThreads<kAbsorbTiles>)
     PrepareKernel(const __grid_constant__ PrepareArgs args) {
   int32_t block = static_cast<int32_t>(blockIdx.x);
   if (block < args.store.num_rows) {
@@ -67,7 +85,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   block -= args.store.num_rows;
   if (block < args.rope.num_rows) {
-    RotateRow(args.rope, block, args.fault);
+    RotateRow<kBlockThreads<kAbsorbTiles>>(args.rope, block, args.fault);
     return;
   }
   if constexpr (kAbsorbTiles > 0) {
@@ -77,6 +95,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // One block a row.
 __global__ void __launch_bounds__(kThreads) GatherKvKernel(GatherKvParams params) {
+  WaitForPrevious();
   const int64_t row = blockIdx.x;
   const int64_t slot = params.slots[row];
   const int32_t rank = params.kv_lora_rank;
@@ -118,7 +137,7 @@ absl::Status LaunchPrepare(const Launcher& launcher, const char* name, PrepareAr
   const int32_t absorbing = args.absorb.num_rows == 0 ? 0 : HeadStreamBlocks(args.absorb);
   const LaunchShape shape{
       .grid = dim3(static_cast<uint32_t>(args.store.num_rows + args.rope.num_rows + absorbing)),
-      .threads = kThreads,
+      .threads = absorbing == 0 ? kBlockThreads<0> : kThreads,
       .shared_bytes =
           std::max(RowBytes(args.store), absorbing == 0 ? 0 : HeadStreamSharedBytes(args.absorb)),
       .early = true};
@@ -166,16 +185,22 @@ absl::Status PrepareAttention(const Launcher& launcher, const PrepareAttentionPa
   }
   RETURN_IF_ERROR(CheckRank(params.store));
   PrepareArgs args{.store = params.store, .rope = params.rope};
-  if (streams) args.absorb = MakeHeadStreamArgs(absorb, heads);
+  if (!streams) return LaunchPrepare(launcher, "prepare attention", args);
+  if (params.store.num_rows > kManyRows) {
+    RETURN_IF_ERROR(LaunchPrepare(launcher, "prepare attention", args));
+    return StreamHeadLinear(launcher, absorb, heads);
+  }
+  args.absorb = MakeHeadStreamArgs(absorb, heads);
   return LaunchPrepare(launcher, "prepare attention", args);
 }
 
 absl::Status GatherKv(const Launcher& launcher, const GatherKvParams& params) {
   RETURN_IF_ERROR(CheckGatherKv(params));
   RETURN_IF_ERROR(CheckLatentFormat(params.pages));
-  return Launch(launcher, "gather_kv", GatherKvKernel,
-                {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads},
-                params);
+  return Launch(
+      launcher, "gather_kv", GatherKvKernel,
+      {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads, .early = true},
+      params);
 }
 
 }  // namespace kernels::cuda
