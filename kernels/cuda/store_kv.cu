@@ -16,7 +16,8 @@ namespace kernels::cuda {
 namespace {
 
 constexpr int32_t kThreads = kStreamThreads;
-constexpr int32_t kManyRows = 512;  // that are prepared apart from those that absorb
+constexpr int32_t kPieceValues = 8;  // bf16 values of 16 bytes
+constexpr int32_t kManyRows = 512;   // that are prepared apart from those that absorb
 
 // A row's norm, rotation and entry; a block's work.  Dynamic shared memory: float32 [rank +
 // rope_dim].
@@ -114,6 +115,38 @@ __global__ void __launch_bounds__(kThreads) GatherKvKernel(GatherKvParams params
   }
 }
 
+// The same of bf16 entries to bf16 rows, a warp a row, in pieces of 16 bytes.
+__global__ void __launch_bounds__(kThreads) CopyKvKernel(GatherKvParams params) {
+  const int64_t row = int64_t{blockIdx.x} * kStreamWarps + threadIdx.x / kWarpSize;
+  const int64_t slot = row < params.num_rows ? params.slots[row] : -1;
+  WaitForPrevious();
+  if (row >= params.num_rows) return;
+  const int32_t latent_pieces = params.kv_lora_rank / kPieceValues;
+  const int32_t pieces = latent_pieces + params.rope_dim / kPieceValues;
+  const auto* entry =
+      slot < 0 ? nullptr : reinterpret_cast<const uint4*>(EntryOfSlot(params.pages, slot));
+  auto* latent = static_cast<uint16_t*>(params.latent) + row * params.latent_row_stride;
+  auto* k_rope = static_cast<uint16_t*>(params.k_rope) + row * params.k_rope_row_stride;
+#pragma unroll 4
+  for (int32_t i = static_cast<int32_t>(threadIdx.x) % kWarpSize; i < pieces; i += kWarpSize) {
+    uint16_t* to =
+        i < latent_pieces ? latent + kPieceValues * i : k_rope + kPieceValues * (i - latent_pieces);
+    *reinterpret_cast<uint4*>(to) = entry == nullptr ? uint4{} : entry[i];
+  }
+}
+
+bool CanCopyKv(const GatherKvParams& params) {
+  const KvPages& pages = params.pages;
+  const auto address = reinterpret_cast<uintptr_t>(pages.base) |
+                       reinterpret_cast<uintptr_t>(params.latent) |
+                       reinterpret_cast<uintptr_t>(params.k_rope);
+  const int64_t values =
+      params.kv_lora_rank | params.rope_dim | params.latent_row_stride | params.k_rope_row_stride;
+  return pages.format == KvFormat::kBfloat16 && params.dtype == DType::kBfloat16 &&
+         address % 16 == 0 && (pages.block_stride | pages.entry_bytes) % 16 == 0 &&
+         values % kPieceValues == 0;
+}
+
 bool IsEntry(const StoreKvParams& params) {
   return params.norm_rope || params.index_key.dim > 0 || !CheckLatentFormat(params.pages).ok();
 }
@@ -197,6 +230,13 @@ absl::Status PrepareAttention(const Launcher& launcher, const PrepareAttentionPa
 absl::Status GatherKv(const Launcher& launcher, const GatherKvParams& params) {
   RETURN_IF_ERROR(CheckGatherKv(params));
   RETURN_IF_ERROR(CheckLatentFormat(params.pages));
+  if (CanCopyKv(params)) {
+    return Launch(launcher, "gather_kv", CopyKvKernel,
+                  {.grid = dim3(static_cast<uint32_t>(CeilDiv(params.num_rows, kStreamWarps))),
+                   .threads = kThreads,
+                   .early = true},
+                  params);
+  }
   return Launch(
       launcher, "gather_kv", GatherKvKernel,
       {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads, .early = true},

@@ -21,7 +21,8 @@ constexpr int32_t kRows = 29;
 
 class CudaStoreKvTest : public DeviceTest, public ::testing::WithParamInterface<KvFormat> {
  protected:
-  void Make(int32_t rank, int32_t rope_dim, RopeLayout layout) {
+  // `gap`: bytes behind an entry.
+  void Make(int32_t rank, int32_t rope_dim, RopeLayout layout, int32_t gap = 4) {
     rank_ = rank;
     rope_dim_ = rope_dim;
     row_stride_ = rank + rope_dim + 3;
@@ -45,8 +46,8 @@ class CudaStoreKvTest : public DeviceTest, public ::testing::WithParamInterface<
     positions_[4] = -5;  // not looked at where nothing is stored
     pages_.block_size = kBlockSize;
     pages_.format = GetParam();
-    pages_.entry_bytes = KvEntryBytes(GetParam(), rank, rope_dim) + 4;
-    pages_.block_stride = pages_.entry_bytes * kBlockSize + 12;
+    pages_.entry_bytes = KvEntryBytes(GetParam(), rank, rope_dim) + gap;
+    pages_.block_stride = pages_.entry_bytes * kBlockSize + 3 * gap;
     memory_.assign(pages_.block_stride * kNumBlocks, std::byte{0xff});
     rope_layout_ = layout;
   }
@@ -65,6 +66,51 @@ class CudaStoreKvTest : public DeviceTest, public ::testing::WithParamInterface<
     params.pages = pages_;
     params.pages.base = pages;
     return params;
+  }
+
+  // Gathers all rows in float32 and in bf16, and compares them.
+  void ExpectRoundedRows(int64_t latent_stride, int64_t k_rope_stride) {
+    ASSERT_TRUE(host_
+                    ->StoreKv({}, Params(memory_.data(), kv_a_.data(), weight_.data(), cos_.data(),
+                                         sin_.data(), positions_.data(), slots_.data()))
+                    .ok());
+    GatherKvParams params;
+    params.num_rows = kRows;
+    params.slots = Upload(slots_);
+    params.pages = pages_;
+    params.pages.base = UploadBytes(memory_);
+    params.kv_lora_rank = rank_;
+    params.rope_dim = rope_dim_;
+    params.latent_row_stride = latent_stride;
+    params.k_rope_row_stride = k_rope_stride;
+    const std::vector<float> latent(kRows * latent_stride, kNan),
+        k_rope(kRows * k_rope_stride, kNan);
+    params.latent = Upload(latent);
+    params.k_rope = Upload(k_rope);
+    ASSERT_TRUE(device_->GatherKv({}, params).ok());
+    const std::vector<float> expected_latent =
+        Download(static_cast<const float*>(params.latent), latent.size());
+    const std::vector<float> expected_k_rope =
+        Download(static_cast<const float*>(params.k_rope), k_rope.size());
+    params.dtype = DType::kBfloat16;
+    params.latent = Upload(std::vector<uint16_t>(latent.size(), 0xffff));
+    params.k_rope = Upload(std::vector<uint16_t>(k_rope.size(), 0xffff));
+    ASSERT_TRUE(device_->GatherKv({}, params).ok());
+    const auto expect_rounded = [&](const void* device, const std::vector<float>& expected) {
+      const auto rounded = Download(static_cast<const uint16_t*>(device), expected.size());
+      for (size_t i = 0; i < expected.size(); ++i) {
+        const uint32_t bits = uint32_t{rounded[i]} << 16;
+        float value;
+        std::memcpy(&value, &bits, sizeof(value));
+        if (std::isnan(expected[i])) {
+          EXPECT_EQ(rounded[i], 0xffff);  // nobody's
+        } else {
+          EXPECT_NEAR(value, expected[i], 0x1p-8 * std::abs(expected[i]));
+        }
+      }
+    };
+    expect_rounded(params.latent, expected_latent);
+    expect_rounded(params.k_rope, expected_k_rope);
   }
 
   int32_t rank_ = 0, rope_dim_ = 0;
@@ -130,46 +176,12 @@ TEST_P(CudaStoreKvTest, GathersWhatTheCpuGathers) {
 
 TEST_P(CudaStoreKvTest, GathersRoundedRows) {
   Make(130, 6, RopeLayout::kInterleaved);
-  ASSERT_TRUE(host_
-                  ->StoreKv({}, Params(memory_.data(), kv_a_.data(), weight_.data(), cos_.data(),
-                                       sin_.data(), positions_.data(), slots_.data()))
-                  .ok());
-  GatherKvParams params;
-  params.num_rows = kRows;
-  params.slots = Upload(slots_);
-  params.pages = pages_;
-  params.pages.base = UploadBytes(memory_);
-  params.kv_lora_rank = 130;
-  params.rope_dim = 6;
-  params.latent_row_stride = 131;
-  params.k_rope_row_stride = 8;
-  const std::vector<float> latent(kRows * 131, kNan), k_rope(kRows * 8, kNan);
-  params.latent = Upload(latent);
-  params.k_rope = Upload(k_rope);
-  ASSERT_TRUE(device_->GatherKv({}, params).ok());
-  const std::vector<float> expected_latent =
-      Download(static_cast<const float*>(params.latent), latent.size());
-  const std::vector<float> expected_k_rope =
-      Download(static_cast<const float*>(params.k_rope), k_rope.size());
-  params.dtype = DType::kBfloat16;
-  params.latent = Upload(std::vector<uint16_t>(latent.size(), 0xffff));
-  params.k_rope = Upload(std::vector<uint16_t>(k_rope.size(), 0xffff));
-  ASSERT_TRUE(device_->GatherKv({}, params).ok());
-  const auto expect_rounded = [&](const void* device, const std::vector<float>& expected) {
-    const auto rounded = Download(static_cast<const uint16_t*>(device), expected.size());
-    for (size_t i = 0; i < expected.size(); ++i) {
-      const uint32_t bits = uint32_t{rounded[i]} << 16;
-      float value;
-      std::memcpy(&value, &bits, sizeof(value));
-      if (std::isnan(expected[i])) {
-        EXPECT_EQ(rounded[i], 0xffff);  // nobody's
-      } else {
-        EXPECT_NEAR(value, expected[i], 0x1p-8 * std::abs(expected[i]));
-      }
-    }
-  };
-  expect_rounded(params.latent, expected_latent);
-  expect_rounded(params.k_rope, expected_k_rope);
+  ExpectRoundedRows(/*latent_stride=*/131, /*k_rope_stride=*/8);
+}
+
+TEST_P(CudaStoreKvTest, GathersRoundedRowsInPieces) {
+  Make(264, 64, RopeLayout::kInterleaved, /*gap=*/16);
+  ExpectRoundedRows(/*latent_stride=*/272, /*k_rope_stride=*/64);
 }
 
 TEST_P(CudaStoreKvTest, APositionOutsideTheTableIsReported) {
