@@ -1,5 +1,6 @@
 #include "service/grpc_server.h"
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <mutex>
@@ -207,7 +208,9 @@ void GrpcServer::Retire() {
 void GrpcServer::Shutdown(absl::Duration grace) {
   if (server_ == nullptr) return;
   Retire();
-  if (calls_ended_.wait_for(absl::ToChronoMilliseconds(grace)) != std::future_status::ready) {
+  // A clock cannot count to the end of time.
+  const auto wait = absl::ToChronoMilliseconds(std::min(grace, absl::Hours(24)));
+  if (calls_ended_.wait_for(wait) != std::future_status::ready) {
     grpc_server_cancel_all_calls(server_->c_server());
   }
   calls_ended_.wait();
