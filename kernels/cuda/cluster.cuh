@@ -9,12 +9,17 @@
 
 namespace kernels::cuda {
 
-// A barrier of every thread of the cluster; what was written before it is seen after it.
+// A barrier of every thread of the cluster in two halves; what was written before the first is seen
+// after the second.
+__device__ inline void ArriveAtCluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+}
+__device__ inline void WaitForCluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
 __device__ inline void ClusterBarrier() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
+  ArriveAtCluster();
+  WaitForCluster();
 }
 
 // What `shared` holds in the cluster's block `rank`.
@@ -37,6 +42,13 @@ __device__ inline ClusterAddress AddressInRank(const void* shared, uint32_t rank
       : "=r"(address)
       : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))), "r"(rank));
   return address;
+}
+// Has the cluster's block `rank` hold `value` where `shared` is here.
+__device__ inline void StoreToRank(const float* shared, uint32_t rank, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;"
+               :
+               : "r"(AddressInRank(shared, rank)), "f"(value)
+               : "memory");
 }
 // Stores 16 bytes in the background; they count towards `barrier` (bulk_copy.cuh), which is in the
 // same block.

@@ -178,18 +178,24 @@ __device__ inline void SelectRow(const MoeParams& params, int64_t row, const flo
   }
 }
 
-// The same into rows `row` of ids and weights, and of the gate's optional outputs.
-__device__ inline void ChooseExperts(const MoeParams& params, int64_t row, const float* logits,
-                                     const RowShared& shared, int32_t* ids, float* weights) {
+// A row's choice into the gate's optional outputs; a warp's work.
+__device__ inline void OutputChoice(const MoeParams& params, int64_t row, const int32_t* ids,
+                                    const float* weights) {
   const int32_t top_k = params.gate.top_k;
-  ids += row * top_k;
-  weights += row * top_k;
-  SelectRow(params, row, logits, shared, ids, weights);
-  __syncwarp();
   for (int32_t i = static_cast<int32_t>(threadIdx.x) % kWarpSize; i < top_k; i += kWarpSize) {
     if (params.topk_ids != nullptr) params.topk_ids[row * top_k + i] = ids[i];
     if (params.topk_weights != nullptr) params.topk_weights[row * top_k + i] = weights[i];
   }
+}
+
+// Both, the choice into rows `row` of ids and weights.
+__device__ inline void ChooseExperts(const MoeParams& params, int64_t row, const float* logits,
+                                     const RowShared& shared, int32_t* ids, float* weights) {
+  ids += row * params.gate.top_k;
+  weights += row * params.gate.top_k;
+  SelectRow(params, row, logits, shared, ids, weights);
+  __syncwarp();
+  OutputChoice(params, row, ids, weights);
 }
 
 }  // namespace kernels::cuda

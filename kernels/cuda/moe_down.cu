@@ -30,6 +30,8 @@ __host__ __device__ inline Pieces CutShared(const StreamExperts& experts) {
 struct Tables {
   float* products;  // [products, 16]
   float* weights;   // [pairs]
+  int32_t* counts;  // [bound] of each active expert's pairs
+  int32_t* listed;  // [bound, rows] these
   int32_t* place;   // [pairs] of the pair's product
   int32_t* pairs;   // [pairs], by expert
   int32_t* begin;   // [bound + 1] of each active expert in these
@@ -45,18 +47,36 @@ __host__ __device__ inline size_t LayOut(std::byte* base, int32_t num_rows, int3
   };
   take(tables.products, (num_pieces * num_rows + num_pairs) * kStreamRows);
   take(tables.weights, num_pairs);
+  take(tables.counts, bound);
+  take(tables.listed, bound * num_rows);
   take(tables.place, num_pairs);
   take(tables.pairs, num_pairs);
   take(tables.begin, bound + 1);
   return static_cast<size_t>(next - base);
 }
 
+// Has the choices copied to shared memory, as this thread's oldest copies.
+__device__ void SendForChoices(const MoeStreamArgs& args, const Tables& tables) {
+  const auto copy = [](auto* to, const auto* from, int32_t count, int32_t stride) {
+    for (int32_t i = threadIdx.x; i < count; i += kStreamThreads) {
+      CopyWordAsync(static_cast<uint32_t>(__cvta_generic_to_shared(to + i)), from + i * stride);
+    }
+  };
+  const MoeStreamWorkspace& work = args.work;
+  constexpr auto kStride = static_cast<int32_t>(sizeof(ActiveExpert) / sizeof(int32_t));
+  copy(tables.counts, &work.active->count, args.bound, kStride);
+  copy(tables.listed, work.active_pairs, args.bound * args.num_rows, 1);
+  copy(tables.weights, work.weights, args.num_rows * args.top_k, 1);
+  CommitCopies();
+}
+
+// The rest, from these.
 __device__ void FillTables(const MoeStreamArgs& args, int32_t num_pieces, const Tables& tables) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   if (threadIdx.x < kWarpSize) {
     int32_t total = 0;
     for (int32_t begin = 0; begin < args.bound; begin += kWarpSize) {
-      int32_t end = begin + lane < args.bound ? args.work.active[begin + lane].count : 0;
+      int32_t end = begin + lane < args.bound ? tables.counts[begin + lane] : 0;
       for (int32_t offset = 1; offset < kWarpSize; offset *= 2) {
         const int32_t other = __shfl_up_sync(kFullWarp, end, offset);
         if (lane >= offset) end += other;
@@ -70,10 +90,9 @@ __device__ void FillTables(const MoeStreamArgs& args, int32_t num_pieces, const 
   for (int32_t i = threadIdx.x; i < args.bound * args.num_rows; i += kStreamThreads) {
     const int32_t active = i / args.num_rows, place = tables.begin[active] + i % args.num_rows;
     if (place >= tables.begin[active + 1]) continue;
-    const int32_t pair = args.work.active_pairs[i];
+    const int32_t pair = tables.listed[i];
     tables.pairs[place] = pair;
     tables.place[pair] = num_pieces * args.num_rows + place;
-    tables.weights[pair] = args.work.weights[pair];
   }
   __syncthreads();
 }
@@ -192,8 +211,11 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   const int32_t g = lane / 4, t = lane % 4;
   // The choices were made by the kernel before the previous one, so weights may set out now.
+  SendForChoices(args, tables);
   Sender<kFormats, Ring, kRows> sender(args, pieces);
   for (int32_t i = 0; i < kDepth; ++i) sender.Send(ring);
+  WaitForCopies<kDepth>();
+  __syncthreads();
   FillTables(args, pieces.total, tables);
   WaitForPrevious();
   // A thread a result, whose residual is under way during the products.
@@ -214,6 +236,13 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     const int32_t begin = is_shared ? 0 : tables.begin[unit.active];
     const int32_t count = is_shared ? args.num_rows : tables.begin[unit.active + 1] - begin;
     const int32_t place = is_shared ? index * args.num_rows : pieces.total * args.num_rows + begin;
+    const int32_t step_values =
+        StepDepthOf(is_shared ? SharedFormat(kFormats) : RoutedFormat(kFormats));
+    for (int32_t i = 0; i < count; ++i) {
+      const int64_t at = is_shared ? i : tables.pairs[begin + i];
+      FetchRow(unit.activated + at * unit.intermediate + unit.steps.begin * step_values,
+               (unit.steps.end - unit.steps.begin) * step_values);
+    }
     for (int32_t first = 0; first < count; first += kRows) {
       float sums[kTiles][4] = {};
       const uint16_t* x[kTiles];

@@ -176,6 +176,12 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   int32_t sent = 0;
   while (sent < S::kDepth && sender.Send(ring, num_experts)) ++sent;
   WaitForPrevious();
+  const StepRange warp_steps = StepsOf<S::kFormats>(hidden, /*is_shared=*/false);
+  constexpr int32_t kStepValues = StepDepthOf(RoutedFormat(S::kFormats));
+  for (int32_t row = 0; row < args.num_rows; ++row) {
+    FetchRow(args.work.normed + row * hidden + warp_steps.begin * kStepValues,
+             (warp_steps.end - warp_steps.begin) * kStepValues);
+  }
   num_experts += ListActive<S>(args, experts + num_experts);
   const auto send = [&] {
     if (!sender.Send(ring, num_experts)) ring.PushNothing();

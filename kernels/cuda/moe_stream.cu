@@ -46,7 +46,7 @@ MoeStreamArgs MakeArgs(const MoeParams& params, const StreamExperts& experts) {
 bool CanStreamMoe(const MoeParams& params, const StreamExperts& experts,
                   const MatrixStack& gate_weight) {
   if (experts.routed == nullptr || params.num_rows > kMaxStreamTokens ||
-      gate_weight.num_parts != 1) {
+      !CanRoute(params, gate_weight)) {
     return false;
   }
   const int32_t routed_step = StepDepthOf(RoutedFormat(experts.formats));
@@ -59,13 +59,8 @@ bool CanStreamMoe(const MoeParams& params, const StreamExperts& experts,
     if (experts.shared_intermediate[s] % shared_step != 0) return false;
   }
   const MoeStreamArgs args = MakeArgs(params, experts);
-  const size_t route_bytes =
-      sizeof(float) * static_cast<size_t>(std::max(experts.hidden_size,
-                                                   int64_t{params.num_rows} * params.gate.top_k +
-                                                       2 * params.gate.num_experts));
-  constexpr size_t kRouteStaticBytes = 16 * 1024;
-  return std::max({route_bytes + kRouteStaticBytes, GateUpSharedBytes(args),
-                   DownSharedBytes(args)}) <= kMaxSharedBytes;
+  return std::max({RouteSharedBytes(args), GateUpSharedBytes(args), DownSharedBytes(args)}) <=
+         kMaxSharedBytes;
 }
 
 int64_t StreamMoeWorkspaceBytes(int32_t max_rows, const GateConfig& gate, int64_t hidden_size,

@@ -43,8 +43,10 @@ struct MoeStreamArgs {
 };
 
 // moe_route.cu: normed, ids, weights, and the active experts.
+bool CanRoute(const MoeParams& params, const MatrixStack& gate_weight);
 absl::Status RouteRows(const Launcher& launcher, const MoeParams& params,
                        const MatrixStack& gate_weight, const MoeStreamArgs& args);
+size_t RouteSharedBytes(const MoeStreamArgs& args);
 // moe_gate_up.cu: activated and shared_activated.
 absl::Status StreamGateUp(const Launcher& launcher, const MoeStreamArgs& args);
 size_t GateUpSharedBytes(const MoeStreamArgs& args);

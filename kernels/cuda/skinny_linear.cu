@@ -193,6 +193,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
 
 // The depths of a ring, and what they leave for rows.
 constexpr int32_t kDeep = 6;
+constexpr int32_t kMiddle = 4;
 constexpr int32_t kShallow = 3;
 template <WeightFormat kFormat>
 constexpr int32_t kShallowest = kFormat == WeightFormat::kBfloat16 ? kShallow : 2;
@@ -228,6 +229,14 @@ absl::Status LaunchDepth(const Launcher& launcher, const Args& args) {
 }
 template <WeightFormat kFormat, int32_t kTiles>
 absl::Status LaunchTiles(const Launcher& launcher, const Args& args) {
+  // No deeper than a block's work: what is left is for the kernels before and after.
+  const int32_t chunks =
+      CeilDiv(CeilDiv(static_cast<int32_t>(args.depth) / StepDepthOf(kFormat), kStreamWarps),
+              kSteps) *
+      CeilDiv(args.num_tiles, launcher.device.num_sms);
+  if (chunks <= kMiddle && Fits<kFormat, kMiddle>(args.num_rows, args.depth)) {
+    return LaunchDepth<kFormat, kTiles, kMiddle>(launcher, args);
+  }
   const auto launch = Fits<kFormat, kDeep>(args.num_rows, args.depth)
                           ? LaunchDepth<kFormat, kTiles, kDeep>
                       : Fits<kFormat, kShallow>(args.num_rows, args.depth)

@@ -25,6 +25,19 @@ __device__ inline void CopyWordAsync(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(to), "l"(from));
 }
 
+// Has 2 * count bytes of an activation row set out for the first-level cache, a warp's work: later
+// loads of it don't wait for memory one after the other.
+__device__ inline void FetchRow(const uint16_t* row, int32_t count) {
+  constexpr int32_t kLineValues = 64;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+  for (int32_t i = lane * kLineValues; i < count; i += kWarpSize * kLineValues) {
+    // Relaxed, so that nobody leaves out a load of which nothing is used.
+    asm volatile("{\n.reg .b32 unused;\nld.relaxed.cta.global.u32 unused, [%0];\n}"
+                 :
+                 : "l"(row + i));
+  }
+}
+
 // What a lane sends for of 16 weight rows.
 struct LaneRows {
   const std::byte* top = nullptr;     // row g from byte 16 t on

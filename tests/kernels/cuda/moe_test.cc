@@ -331,6 +331,20 @@ TEST_F(CudaRoundingMoeTest, OfFewRowsEachHasItsOwnBits) {
 }
 
 // Tiles with few rows and full ones, experts with several.
+// More experts than the blocks of one cluster choose among, and a row longer than a block takes at
+// a time.
+TEST_F(CudaRoundingMoeTest, FewRowsChooseAmongManyExperts) {
+  const GateConfig gate{.method = GateMethod::kGreedy, .num_experts = 80, .top_k = 6};
+  const Layer layer(gate, 2112, 32, {32}, {"", DType::kBfloat16});
+  for (const int32_t rows : {1, 2, 8}) {
+    SCOPED_TRACE(rows);
+    const std::vector<float> input = RandomFloats(rows * layer.hidden, 7);
+    const Result actual = RunOnDevice(layer, input, rows);
+    CompareRounded(actual, RunOnHost(layer, input, rows));
+    EXPECT_TRUE(BitEqual(RunOnDevice(layer, input, rows).out, actual.out));  // run twice
+  }
+}
+
 TEST_F(CudaRoundingMoeTest, ManyRowsEqualTheCpu) {
   struct Shape {
     int64_t hidden, intermediate;
