@@ -14,19 +14,10 @@
 namespace router {
 namespace {
 
-// Sentences about workers in one error; with many workers they all say the same.
-constexpr size_t kMaxReasons = 3;
 // When to come back: never sooner or later than this, and after this where nothing is known.
 constexpr absl::Duration kSoonest = absl::Milliseconds(100);
 constexpr absl::Duration kLatest = absl::Seconds(60);
 constexpr absl::Duration kUnknown = absl::Seconds(1);
-
-std::string Joined(std::vector<std::string> sentences) {
-  const size_t more = sentences.size() - std::min(sentences.size(), kMaxReasons);
-  sentences.resize(sentences.size() - more);
-  if (more > 0) sentences.push_back(absl::StrCat(more, " more like these"));
-  return absl::StrJoin(sentences, "; ");
-}
 
 // "no decode worker", "1 decode worker", "2 decode workers".
 std::string Counted(int32_t count, const char* what) {
@@ -40,7 +31,8 @@ absl::Status ComeBack(absl::Status status, absl::Duration delay) {
 // `workers`: sentences about some of them, for those who run them.
 absl::Status NotServable(absl::StatusCode code, const std::string& message,
                          std::vector<std::string> workers) {
-  const std::string more = workers.empty() ? "" : absl::StrCat("; ", Joined(std::move(workers)));
+  const std::string more =
+      workers.empty() ? "" : absl::StrCat("; ", WorkerRegistry::Joined(std::move(workers)));
   return status::WithPublicMessage(absl::Status(code, message + more), message);
 }
 
@@ -168,7 +160,7 @@ absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
   if (ready.decode == 0) {
     std::vector<std::string> reasons = registry_->UnusedWorkers();
     for (std::string& one : registry_->Unreachable()) reasons.push_back(std::move(one));
-    const std::vector<std::string> served = registry_->ReadyModels();
+    const std::vector<std::string> served = registry_->ServedModelNames();
     return Unavailable(
         absl::StrCat("no decode worker serves model ", model.name, " now; models served now: ",
                      served.empty() ? "none" : absl::StrJoin(served, ", ")),
@@ -185,7 +177,7 @@ absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
   }
   std::vector<std::string> workers;
   for (std::vector<std::string> sentences : {registry_->Unreachable(), registry_->Misfits(model)}) {
-    if (!sentences.empty()) workers.push_back(Joined(std::move(sentences)));
+    if (!sentences.empty()) workers.push_back(WorkerRegistry::Joined(std::move(sentences)));
   }
   if (ready.prefill > 0 || registry_->Misfits(model).empty()) {
     return Unavailable(message, std::move(workers));

@@ -239,7 +239,7 @@ absl::Status Serve(const router::RouterOptions& options) {
   const absl::Cleanup stop = [&router] {
     router.Stop();
   };  // before the server goes, on every way out
-  router.Start([&router, &server](bool ready) { server->SetReady(ready && !router.draining()); });
+  router.Start([&router, &server](bool ready) { server->SetReady(ready); });
   std::vector<std::pair<std::string, int32_t>> ports = {{"grpc_port", server->port()},
                                                         {"metrics_port", metrics_server->port()}};
   if (http != nullptr) ports.emplace_back("http_port", http->port());

@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "status/public_message.h"
 
 namespace router {
 namespace {
@@ -37,7 +39,8 @@ Router::Router(const RouterOptions& options, std::vector<std::unique_ptr<ModelAs
                                               .tls = options.tls,
                                               .heartbeat = options.heartbeat,
                                               .cancel_ack = options.cancel_ack,
-                                              .hash_seed = options.hash_seed};
+                                              .hash_seed = options.hash_seed,
+                                              .local_prefill_tokens = options.local_prefill_tokens};
   for (const std::string& text : options.workers) {
     WorkerName name = *ParseWorkerName(text);  // checked by Validate
     if (name.kind == WorkerName::Kind::kAddress) {
@@ -139,16 +142,31 @@ void Router::OnClientDrained(int64_t number) {
   if (it != generations_.end()) it->second->OnClientDrained();
 }
 
+bool Router::IsReady() const { return !draining_ && !registry_->ServedModelNames().empty(); }
+
+absl::Status Router::CheckReady() const {
+  if (draining_) return absl::UnavailableError("the router is draining");
+  std::vector<std::string> whys, public_whys;
+  for (const auto& model : models_.all()) {
+    const absl::Status served = registry_->CheckServed(*model);
+    if (served.ok()) return served;
+    whys.emplace_back(served.message());
+    public_whys.push_back(status::PublicMessage(served));
+  }
+  return status::WithPublicMessage(absl::UnavailableError(absl::StrJoin(whys, "; ")),
+                                   absl::StrJoin(public_whys, "; "));
+}
+
 void Router::OnWorkersChanged() {
   dispatcher_->SchedulePump();
-  bool ready = false;
-  for (const auto& model : models_.all()) {
-    ready = ready || registry_->ReadyWorkers(*model).decode > 0;
+  if (IsReady() == ready_) return;
+  ready_ = !ready_;
+  if (ready_) {
+    spdlog::info("ready");
+  } else {
+    spdlog::warn("not ready cause={}", service::LogValue(std::string(CheckReady().message())));
   }
-  if (ready == ready_) return;
-  ready_ = ready;
-  spdlog::info(ready ? "ready" : "not ready");
-  if (on_ready_ != nullptr) on_ready_(ready);
+  if (on_ready_ != nullptr) on_ready_(ready_);
 }
 
 void Router::OnWorkerLost(WorkerSlot slot, const std::string& epoch, const absl::Status& cause) {

@@ -40,8 +40,7 @@ class Router final {
          prometheus::Registry* metrics);
   ~Router();  // Stop()
 
-  // Connects to the workers.  `on_ready` is told, on the loop's thread, whenever it changes whether
-  // some model can be served.
+  // Connects to the workers.  `on_ready` is told, on the loop's thread, whenever IsReady changes.
   void Start(std::function<void(bool)> on_ready);
 
   // Refuses new requests from now on; running ones go on.  Thread-safe.
@@ -69,6 +68,9 @@ class Router final {
                       std::shared_ptr<ClientStream> client);
   void OnClientGone(int64_t number);
   void OnClientDrained(int64_t number);
+  // Whether a new request for some model would be served.  Errors: kUnavailable, with what is
+  // missing.
+  absl::Status CheckReady() const;
   WorkerRegistry& registry() { return *registry_; }
   PrefixIndex& index() { return index_; }
   LoadLedger& ledger() { return ledger_; }
@@ -76,6 +78,7 @@ class Router final {
   size_t num_running() const { return generations_.size(); }
 
  private:
+  bool IsReady() const;  // CheckReady, without the sentence
   void OnWorkersChanged();
   void OnWorkerLost(WorkerSlot slot, const std::string& epoch, const absl::Status& cause);
   void RemoveLeftWorkers();

@@ -3,12 +3,14 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "service/process.h"
+#include "status/public_message.h"
 
 namespace router {
 
@@ -196,12 +198,47 @@ bool WorkerRegistry::AllServe() const {
                      [](const Name& name) { return name.trouble.ok(); });
 }
 
-std::vector<std::string> WorkerRegistry::ReadyModels() const {
+bool WorkerRegistry::IsServed(const ModelAssets& model) const {
+  const Ready ready = ReadyWorkers(model);
+  const int32_t longest = model.context_tokens();
+  const bool all_local = longest > 0 && longest <= options_.local_prefill_tokens;
+  return ready.decode > 0 && (ready.prefill > 0 || all_local);
+}
+
+absl::Status WorkerRegistry::CheckServed(const ModelAssets& model) const {
+  if (IsServed(model)) return absl::OkStatus();
+  const Ready ready = ReadyWorkers(model);
+  std::string message = absl::StrCat("model ", model.name, " is not served now: ");
+  std::vector<std::string> reasons = Misfits(model);
+  if (ready.decode == 0) {
+    absl::StrAppend(&message, ready.prefill == 0 ? "neither a prefill nor a decode worker is ready"
+                                                 : "no decode worker is ready");
+  } else if (reasons.empty()) {
+    absl::StrAppend(&message, "no prefill worker is ready, nor a decode worker of --role=both");
+  } else {
+    absl::StrAppend(&message, "no prefill worker that is ready fits a decode worker that is");
+  }
+  for (std::vector<std::string> more : {UnusedWorkers(), Unreachable()}) {
+    std::move(more.begin(), more.end(), std::back_inserter(reasons));
+  }
+  const std::string why = reasons.empty() ? "" : absl::StrCat("; ", Joined(std::move(reasons)));
+  return status::WithPublicMessage(absl::UnavailableError(message + why), message);
+}
+
+std::vector<std::string> WorkerRegistry::ServedModelNames() const {
   std::vector<std::string> names;
   for (const auto& model : models_->all()) {
-    if (ReadyWorkers(*model).decode > 0) names.push_back(model->name);
+    if (IsServed(*model)) names.push_back(model->name);
   }
   return names;
+}
+
+std::string WorkerRegistry::Joined(std::vector<std::string> sentences) {
+  constexpr size_t kMost = 3;
+  const size_t more = sentences.size() - std::min(sentences.size(), kMost);
+  sentences.resize(sentences.size() - more);
+  if (more > 0) sentences.push_back(absl::StrCat(more, " more like these"));
+  return absl::StrJoin(sentences, "; ");
 }
 
 std::vector<std::string> WorkerRegistry::Misfits(const ModelAssets& model) const {

@@ -36,6 +36,7 @@ class WorkerRegistry final : public WorkerLink::Listener {
     absl::Duration heartbeat = absl::Seconds(1);
     absl::Duration cancel_ack = absl::Seconds(1);
     uint64_t hash_seed = 0;
+    int32_t local_prefill_tokens = 0;  // PolicyOptions
   };
 
   // Everything must outlive the registry.
@@ -90,8 +91,14 @@ class WorkerRegistry final : public WorkerLink::Listener {
   // No worker is away: not known yet, silent, dead or draining; and every name has some.
   bool AllServe() const;
 
-  // Names of the models that some worker decodes now.
-  std::vector<std::string> ReadyModels() const;
+  // Whether a request for the model would find its workers, however long its prompt: a decode
+  // worker that computes prompts itself, or one with a prefill worker that fits it.  What everybody
+  // goes by who says that the router is ready.
+  bool IsServed(const ModelAssets& model) const;
+  // OK, or kUnavailable naming what is missing.
+  absl::Status CheckServed(const ModelAssets& model) const;
+  // Names of the models that are served now.
+  std::vector<std::string> ServedModelNames() const;
 
   // Sentences for people.  Workers that get no request, until they or the router are started anew:
   std::vector<std::string> UnusedWorkers() const;
@@ -99,6 +106,8 @@ class WorkerRegistry final : public WorkerLink::Listener {
   std::vector<std::string> Misfits(const ModelAssets& model) const;
   // Addresses where nobody answers now, and names with nothing behind them.
   std::vector<std::string> Unreachable() const;
+  // The first few of such sentences, and how many more: with many workers they all say the same.
+  static std::string Joined(std::vector<std::string> sentences);
 
  private:
   void OnWorkerChanged(WorkerLink* link) override;

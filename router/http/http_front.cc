@@ -203,26 +203,22 @@ class OpenAiFront final : public HttpFront {
             .body = prometheus::TextSerializer().Serialize(registry_->Collect())};
   }
 
+  // The workers are named to those who may see them in /metrics.
+  absl::Status MayKnow(const Request& request, const absl::Status& status) const {
+    const bool may = keys_.TenantOf(request.Header("authorization")).ok();
+    return may ? absl::Status(status.code(), status.message()) : status;
+  }
+
   // /health and /ready: whoever answers them shows that the loop runs.
   void AskLoop(std::shared_ptr<Exchange> exchange) {
     door_->router()->loop()->Post([this, exchange = std::move(exchange)] {
       Response response = {.body = R"({"status":"ok"})"};
       if (exchange->request().path == "/ready") {
-        const std::string why = WhyNotReady();
-        if (!why.empty()) response = ErrorResponse(absl::UnavailableError(why));
+        const absl::Status ready = door_->router()->CheckReady();
+        if (!ready.ok()) response = ErrorResponse(MayKnow(exchange->request(), ready));
       }
       exchange->Post([exchange, response = std::move(response)] { exchange->Respond(response); });
     });
-  }
-
-  // On the loop's thread.  "": a request for some model would be served.
-  std::string WhyNotReady() const {
-    Router* const router = door_->router();
-    if (router->draining()) return "the router is draining";
-    for (const auto& model : router->models().all()) {
-      if (router->registry().ReadyWorkers(*model).decode > 0) return "";
-    }
-    return "no model has a decode worker that is ready, with a prefill worker for it";
   }
 
   FrontDoor* const door_;

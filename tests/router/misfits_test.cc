@@ -128,7 +128,7 @@ TEST_F(MisfitsTest, HeldBlocksGoToADecodeWorkerThatFitsOrArePromptlyComputedElse
 
 TEST_F(MisfitsTest, AWorkerOfAnotherModelOrTokenizerIsNamed) {
   models_ = {"m", "n"};
-  Decode();
+  Add(ferry::v1::WORKER_ROLE_BOTH);
   FakeWorker* const x = Add({.model = "x"});
   StartRouter();
   const std::string words =

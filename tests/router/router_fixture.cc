@@ -132,7 +132,10 @@ void RouterFixture::StartRouterAlone() {
   auto server = service::GrpcServer::Start("127.0.0.1:0", {}, {service_->grpc_service()});
   ASSERT_TRUE(server.ok()) << server.status();
   server_ = std::move(*server);
-  router_->Start([this](bool ready) { server_->SetReady(ready); });
+  router_->Start([this](bool ready) {
+    ready_ = ready;
+    server_->SetReady(ready);
+  });
   stub_ = ferry::v1::Inference::NewStub(
       service::MakeChannel(absl::StrCat("127.0.0.1:", server_->port()), {}));
 }

@@ -100,6 +100,7 @@ class RouterFixture : public testing::Test {
   std::unique_ptr<FrontDoor> door_;
   std::unique_ptr<GenerateService> service_;
   std::unique_ptr<service::GrpcServer> server_;
+  bool ready_ = false;  // what the router told the health service last; belongs to its loop
   std::unique_ptr<ferry::v1::Inference::Stub> stub_;
 };
 

@@ -52,7 +52,7 @@ class RouterProcessTest : public testing::Test {
 };
 
 TEST_F(RouterProcessTest, SigtermLetsRunningRequestsFinishAndExitsWithZero) {
-  fakes::FakeWorker worker({}, &directory_);
+  fakes::FakeWorker worker({.role = ferry::v1::WORKER_ROLE_BOTH}, &directory_);
   std::shared_ptr<fakes::DecodeCall> open;
   worker.on_decode = [&](std::shared_ptr<fakes::DecodeCall> call) {
     call->Accept();
@@ -86,7 +86,7 @@ TEST_F(RouterProcessTest, SigtermLetsRunningRequestsFinishAndExitsWithZero) {
 }
 
 TEST_F(RouterProcessTest, TheDrainLimitEndsWhatStillRuns) {
-  fakes::FakeWorker worker({}, &directory_);
+  fakes::FakeWorker worker({.role = ferry::v1::WORKER_ROLE_BOTH}, &directory_);
   worker.on_decode = [](std::shared_ptr<fakes::DecodeCall> call) { call->Accept(); };
   auto flags = Flags(worker.address());
   flags.push_back("--drain_limit_s=0.1");
@@ -109,7 +109,7 @@ TEST_F(RouterProcessTest, TheDrainLimitEndsWhatStillRuns) {
 }
 
 TEST_F(RouterProcessTest, ASecondSignalEndsWhatStillRuns) {
-  fakes::FakeWorker worker({}, &directory_);
+  fakes::FakeWorker worker({.role = ferry::v1::WORKER_ROLE_BOTH}, &directory_);
   worker.on_decode = [](std::shared_ptr<fakes::DecodeCall> call) { call->Accept(); };
   fakes::Program process = Router(Flags(worker.address()));  // its drain limit is two minutes
   ASSERT_TRUE(process.ReadUntil("process=ferry-router ready\n"));

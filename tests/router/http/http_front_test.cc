@@ -230,7 +230,7 @@ TEST_F(HttpFixture, CurlGetsAnswersAndStreams) {
 }
 
 TEST_F(HttpFixture, SupervisorsAreAnswered) {
-  FakeWorker* const decode = Decode();
+  FakeWorker* const worker = Add(ferry::v1::WORKER_ROLE_BOTH);
   StartHttp();
   EXPECT_EQ(Get("/health").status, 200);
   EXPECT_EQ(Get("/ready").status, 200);
@@ -256,12 +256,18 @@ TEST_F(HttpFixture, SupervisorsAreAnswered) {
     counted = Get("/metrics").body;
   }
   EXPECT_THAT(counted, HasSubstr("ferry_router_requests_total"));
-  decode->Kill();
+  worker->Kill();
   ASSERT_TRUE(WaitForWorkers(0, 0));
   const Reply not_ready = Get("/ready");
   EXPECT_EQ(not_ready.status, 503);
-  EXPECT_THAT(ErrorOf(not_ready), HasSubstr("no model has a decode worker that is ready"));
+  // Whoever may see the metrics may know where the workers are.
+  EXPECT_THAT(
+      not_ready.Json()["error"].value("message", ""),
+      HasSubstr(
+          "model m is not served now: neither a prefill nor a decode worker is ready; worker " +
+          worker->address()));
   EXPECT_EQ(Get("/health").status, 200) << "alive all the same";
+  EXPECT_EQ(Get("/v1/models").Json(), models) << "what the router is for, served now or not";
 }
 
 TEST_F(HttpFixture, ATargetMayBeAWholeUrl) {

@@ -84,7 +84,8 @@ class HttpProcessTest : public testing::Test {
   fakes::FakeWorker::Directory directory_;
   std::mutex mutex_;  // guards calls_
   std::vector<std::shared_ptr<fakes::DecodeCall>> calls_;
-  fakes::FakeWorker worker_{{.num_blocks = 100000}, &directory_};
+  fakes::FakeWorker worker_{{.role = ferry::v1::WORKER_ROLE_BOTH, .num_blocks = 100000},
+                            &directory_};
 };
 
 TEST_F(HttpProcessTest, WrongFlagsAreOneSentence) {

@@ -58,7 +58,7 @@ TEST_F(HttpFixture, WithKeysOnlyThoseWhoHaveOneAreServed) {
   const tokenizer::TempDir dir;
   dir.Write("keys", "sk-0123456789abcdef\n");
   http_options_.api_keys_file = dir.path() + "/keys";
-  Decode();
+  Add(ferry::v1::WORKER_ROLE_BOTH);
   StartHttp();
   const std::string good = "Authorization: Bearer sk-0123456789abcdef\r\n";
   const std::string bad = "Authorization: Bearer sk-0123456789abcdeg\r\n";

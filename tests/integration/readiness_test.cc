@@ -1,0 +1,84 @@
+// When a router of real processes says that it is ready, by /ready and by the health service that
+// probes ask.
+
+#include <cstdlib>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/integration/ferry_system.h"
+#include "tests/router/http/http_client.h"
+
+namespace integration {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr absl::Duration kPatience = absl::Seconds(30);
+
+class ReadinessTest : public testing::Test {
+ protected:
+  ReadinessTest() {
+    SystemOptions options;
+    options.model_dir = std::getenv("FERRY_DEMO_MODEL");
+    options.prefill_flags = options.decode_flags = {"--num_blocks", "50"};
+    options.router_flags = {"--http_listen", "127.0.0.1:0", "--heartbeat_s", "0.2"};
+    system_ = FerrySystem::Start(options);
+  }
+  // As a probe asks.
+  bool Healthy() {
+    ChildProcess health =
+        ChildProcess::Start({absl::StrCat(std::getenv("FERRY_BIN_DIR"), "/ferry"), "health",
+                             "--address=" + system_->router_address(), "--service=readiness"},
+                            MakeTestDir() + "/health.log");
+    return health.Wait(kPatience) == 0;
+  }
+  // Waits until both say that the router is not ready and /ready names `reason`; returns what
+  // /ready said last.
+  std::string WhyNotReady(const std::string& reason) {
+    const absl::Time end = absl::Now() + kPatience;
+    std::string said = "nothing";
+    while (absl::Now() < end) {
+      const router::http::Reply reply = router::http::Get(system_->router_http_port(), "/ready");
+      said = reply.body;
+      if (reply.status == 503 && absl::StrContains(said, reason) && !Healthy()) break;
+    }
+    return said;
+  }
+  void ExpectReady() {
+    EXPECT_EQ(system_->WaitUntilReady(kPatience), "");
+    EXPECT_EQ(router::http::Get(system_->router_http_port(), "/ready").status, 200);
+    EXPECT_TRUE(Healthy());
+  }
+
+  std::unique_ptr<FerrySystem> system_;
+};
+
+TEST_F(ReadinessTest, APairIsReadyAndNeitherOfItsWorkersAlone) {
+  ExpectReady();
+  for (WorkerProcess* const worker : {&system_->prefill(0), &system_->decode(0)}) {
+    worker->process.Kill();
+    const std::string reason =
+        worker == &system_->decode(0) ? "no decode worker is ready" : "no prefill worker is ready";
+    EXPECT_THAT(WhyNotReady(reason), AllOf(HasSubstr(reason), HasSubstr(worker->address)));
+    system_->Restart(*worker);
+    ExpectReady();
+  }
+}
+
+TEST_F(ReadinessTest, WorkersThatCannotExchangeCacheAreNotReadyAndTheReasonIsNamed) {
+  WorkerProcess& prefill = system_->prefill(0);
+  const std::vector<std::string> flags = prefill.flags;
+  prefill.flags.insert(prefill.flags.end(), {"--block_size", "128"});
+  system_->Restart(prefill);
+  const std::string reason = "block_size is 128 at prefill worker " + prefill.address;
+  EXPECT_THAT(WhyNotReady(reason), HasSubstr(reason));
+  prefill.flags = flags;
+  system_->Restart(prefill);
+  ExpectReady();
+}
+
+}  // namespace
+}  // namespace integration
