@@ -23,38 +23,53 @@ const TenantLimits& AdmissionQueue::LimitsOf(const std::string& tenant) const {
   return named != limits_.tenants.end() ? named->second : limits_.tenant;
 }
 
-absl::Status AdmissionQueue::Enter(Entry* entry) {
-  const auto tenant = tenants_.find(entry->tenant);
-  const int64_t queued = tenant == tenants_.end() ? 0 : tenant->second.queued;
-  const TenantLimits& limits = LimitsOf(entry->tenant);
+absl::Status AdmissionQueue::Admit(const std::string& tenant, int64_t num_requests, int64_t bytes,
+                                   absl::Time now) {
+  const auto use = tenants_.find(tenant);
+  const int64_t queued = use == tenants_.end() ? 0 : use->second.queued;
+  const TenantLimits& limits = LimitsOf(tenant);
   const std::string who =
-      entry->tenant.empty() ? "requests of no tenant" : absl::StrCat("tenant ", entry->tenant);
-  if (limits.max_queued > 0 && queued >= limits.max_queued) {
-    return Full(absl::StrCat(who, ": ", queued, " requests wait, the limit is ", limits.max_queued),
+      tenant.empty() ? "requests of no tenant" : absl::StrCat("tenant ", tenant);
+  const std::string passed =
+      num_requests == 1 ? "the limit is " : absl::StrCat(num_requests, " more pass the limit of ");
+  if (limits.max_queued > 0 && queued + num_requests > limits.max_queued) {
+    return Full(absl::StrCat(who, ": ", queued, " requests wait, ", passed, limits.max_queued),
                 status::kTenantLimit);
   }
-  if (num_requests_ >= limits_.max_requests) {
-    return Full(absl::StrCat("queue is full: ", num_requests_, " requests wait, the limit is ",
+  if (num_requests_ + num_requests > limits_.max_requests) {
+    return Full(absl::StrCat("queue is full: ", num_requests_, " requests wait, ", passed,
                              limits_.max_requests),
                 status::kQueueFull);
   }
-  if (num_bytes_ + entry->bytes > limits_.max_bytes) {
-    return Full(absl::StrCat("queue is full: ", num_bytes_, " bytes wait, ", entry->bytes,
+  if (num_bytes_ + bytes > limits_.max_bytes) {
+    return Full(absl::StrCat("queue is full: ", num_bytes_, " bytes wait, ", bytes,
                              " more pass the limit of ", limits_.max_bytes),
                 status::kQueueFull);
   }
   // Last: what is refused for another reason does not count.
-  if (limits.max_rate > 0) {
-    const absl::Duration wait = rates_.Take(entry->tenant, limits.max_rate, entry->since);
-    if (wait > absl::ZeroDuration()) {
-      return status::WithRetryAfter(
-          Full(absl::StrCat(who, ": more than ", limits.max_rate, " requests a second"),
-               status::kTenantLimit),
-          wait);
+  if (limits.max_rate == 0) return absl::OkStatus();
+  const absl::Duration wait = rates_.Take(tenant, limits.max_rate, num_requests, now);
+  if (wait == absl::ZeroDuration()) return absl::OkStatus();
+  return status::WithRetryAfter(
+      Full(absl::StrCat(who, ": more than ", limits.max_rate, " requests a second"),
+           status::kTenantLimit),
+      wait);
+}
+
+absl::Status AdmissionQueue::Enter(Entry* entry) {
+  absl::Status admitted;
+  if (entry->call == nullptr) {
+    admitted = Admit(entry->tenant, 1, entry->bytes, entry->since);
+  } else {
+    std::optional<absl::Status>& of_all = entry->call->admission;
+    const RequestCall& call = *entry->call;
+    if (!of_all.has_value()) {
+      of_all = Admit(entry->tenant, call.num_requests, call.num_bytes, entry->since);
     }
+    admitted = *of_all;
   }
-  Return(entry);
-  return absl::OkStatus();
+  if (admitted.ok()) Return(entry);
+  return admitted;
 }
 
 void AdmissionQueue::Return(Entry* entry) {
@@ -237,12 +252,23 @@ void AdmissionQueue::ForEach(absl::Time now, const std::function<Visit(Entry*)>&
     }
   }
   absl::erase_if(models_, [](const auto& model) { return model.second.num_entries == 0; });
-  for (auto& named : models_) {
-    const int64_t level = named.second.level;
-    std::erase_if(named.second.lanes, [level](const auto& lane) {
-      return lane.second.entries.empty() && lane.second.served_tokens <= level;
-    });
-  }
+  for (auto& [name, model] : models_) ForgetLanes(&model);
+}
+
+void AdmissionQueue::ForgetLanes(Model* model) {
+  std::vector<int64_t> beyond;  // what tenants without entries have been served
+  std::erase_if(model->lanes, [&](const auto& lane) {
+    if (!lane.second.entries.empty()) return false;
+    if (lane.second.served_tokens > model->level) beyond.push_back(lane.second.served_tokens);
+    return lane.second.served_tokens <= model->level;
+  });
+  if (beyond.size() <= kMaxIdleLanes) return;
+  // Those that have been served least: another name would stand where they do then.
+  const auto middle = beyond.begin() + kMaxIdleLanes / 2;
+  std::nth_element(beyond.begin(), middle, beyond.end());
+  std::erase_if(model->lanes, [last = *middle](const auto& lane) {
+    return lane.second.entries.empty() && lane.second.served_tokens <= last;
+  });
 }
 
 int64_t AdmissionQueue::TokensBefore(const Entry& entry, bool waits_in_line) const {

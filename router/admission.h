@@ -1,5 +1,6 @@
 // AdmissionQueue: requests that wait for a worker, in the router, before anything is allocated
-// anywhere.  Bounded by count and bytes, and a tenant's requests by count and rate.
+// anywhere.  Bounded by count and bytes, and a tenant's requests by count and rate.  The requests
+// of one call are admitted or refused together.
 //
 // Who goes first, within a model:
 //   - tenants have equal shares of what is served, in tokens (start-time fair queueing: the tenant
@@ -17,6 +18,8 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -33,6 +36,13 @@ struct TenantLimits {
   int64_t max_running = 0;  // at workers, or back in the queue from one
   int64_t max_queued = 0;   // waiting for the first worker
   double max_rate = 0;      // requests a second (tenant_rates.h)
+};
+
+// A call of several requests, which enter one after another, with nothing in between.
+struct RequestCall {
+  int64_t num_requests = 0;
+  int64_t num_bytes = 0;                       // Entry::bytes of all
+  std::optional<absl::Status> admission = {};  // of all of them, once the first has entered
 };
 
 class AdmissionQueue final {
@@ -53,6 +63,7 @@ class AdmissionQueue final {
     absl::Time since = {};  // arrival's time: a request that comes back keeps its place
     int64_t tokens = 0;     // that it is expected to cost, counted when it is taken first
     int64_t bytes = 0;
+    std::shared_ptr<RequestCall> call = {};        // null: of this request alone
     absl::Time not_before = absl::InfinitePast();  // left alone until then (back-off)
     // The queue's own:
     bool is_running = false;  // it has been taken and counts for its tenant
@@ -93,6 +104,12 @@ class AdmissionQueue final {
     const auto it = models_.find(model);
     return it != models_.end() && it->second.has_line;
   }
+  // Of tenants that have no request there, however many names are invented.
+  static constexpr size_t kMaxIdleLanes = 1024;
+  size_t num_lanes(const std::string& model) const {
+    const auto it = models_.find(model);
+    return it == models_.end() ? 0 : it->second.lanes.size();
+  }
   int64_t num_requests() const { return num_requests_; }
   int64_t num_bytes() const { return num_bytes_; }
   struct TenantUse {
@@ -114,7 +131,7 @@ class AdmissionQueue final {
     bool has_resume = false;
   };
   struct Model {
-    std::map<std::string, Lane> lanes;  // with entries, or served beyond the level
+    std::map<std::string, Lane> lanes;  // with entries, or (some) served beyond the level
     int64_t level = 0;                  // what the tenant that went last had been served
     int64_t num_entries = 0;
     bool is_full = false;   // the last look ended at kNoRoom
@@ -126,11 +143,15 @@ class AdmissionQueue final {
     return {!entry.is_running, entry.since - entry.priority * limits_.ageing, entry.arrival};
   }
   const TenantLimits& LimitsOf(const std::string& tenant) const;
+  // Whether requests of that tenant, so many of so many bytes, may come at `now`.
+  absl::Status Admit(const std::string& tenant, int64_t num_requests, int64_t bytes,
+                     absl::Time now);
   bool MayRun(const Entry& entry) const;
   // Out of its lane and the counts; the iterator behind it.
   Entries::iterator Remove(Model* model, Lane* lane, Entries::iterator it);
   void Take(Model* model, Lane* lane, Entry* entry);
   void Forget(const std::string& tenant);
+  static void ForgetLanes(Model* model);
 
   const Limits limits_;
   absl::flat_hash_map<std::string, Model> models_;

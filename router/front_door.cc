@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ferry/v1/inference.pb.h"
+#include "router/admission.h"
 #include "service/process.h"
 #include "status/grpc_status.h"
 #include "status/status_macros.h"
@@ -72,12 +73,16 @@ absl::StatusOr<PreparedRequest> FrontDoor::Prepare(const Entry& entry) const {
 
 void FrontDoor::PrepareAll(const std::vector<Entry>& entries) {
   std::vector<PreparedRequest> prepared;
+  const auto call = entries.size() == 1 ? nullptr : std::make_shared<RequestCall>();
+  if (call != nullptr) call->num_requests = static_cast<int64_t>(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
     absl::StatusOr<PreparedRequest> one = Prepare(entries[i]);
     if (!one.ok()) {
       RefuseAll(entries, i, one.status());
       return;
     }
+    if (call != nullptr) call->num_bytes += one->bytes;
+    one->call = call;
     prepared.push_back(*std::move(one));
   }
   router_->loop()->Post([this, entries, prepared = std::move(prepared)]() mutable {

@@ -61,6 +61,7 @@ Generation::Generation(const GenerationContext& context, PreparedRequest request
   entry.since = prepared_.arrival;
   entry.tokens = ExpectedTokens(prepared_.view());
   entry.bytes = prepared_.bytes;
+  entry.call = prepared_.call;
   for (uint32_t branch = 0; branch < n; ++branch) {
     branches_.push_back({.text = TextStream(prepared_.model->tokenizer.get(),
                                             {.stops = prepared_.stops,

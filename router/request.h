@@ -29,6 +29,8 @@ struct TextRules {
   std::vector<int32_t> shown_special_ids = {};  // special tokens that stay in the output's text
 };
 
+struct RequestCall;  // router/admission.h
+
 struct PreparedRequest {
   PreparedRequest();
   PreparedRequest(PreparedRequest&&) noexcept;
@@ -52,6 +54,7 @@ struct PreparedRequest {
   int64_t bytes = 0;            // memory that the request holds while it waits
   std::string cache_namespace;  // root of the block hash chain
   tracing::TraceContext trace;
+  std::shared_ptr<RequestCall> call;  // that it came in with others; null: alone
   // What the workers get, except attempt and deadline.
   std::unique_ptr<ferry::v1::RequestSpec> spec;
 

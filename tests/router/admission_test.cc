@@ -57,6 +57,56 @@ TEST(AdmissionQueueTest, HigherPriorityFirstThenArrival) {
   EXPECT_EQ(queue.num_bytes(), 0);
 }
 
+TEST(AdmissionQueueTest, ACallIsAdmittedOrRefusedWhole) {
+  AdmissionQueue queue({.max_requests = 6,
+                        .max_bytes = 100,
+                        .tenants = {{"slow", {.max_rate = 0.5}}, {"short", {.max_queued = 3}}}});
+  int64_t arrival = 0;
+  std::vector<std::unique_ptr<Entry>> entries;
+  // How many of a call's requests get in, and what the others are told.
+  const auto enter = [&](const std::string& tenant, int64_t count, absl::Time now, int64_t bytes,
+                         absl::Status* refusal) {
+    const auto call = std::make_shared<RequestCall>(
+        RequestCall{.num_requests = count, .num_bytes = count * bytes});
+    int64_t entered = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      entries.push_back(std::make_unique<Entry>(Of(tenant, ++arrival)));
+      entries.back()->since = now;
+      entries.back()->bytes = bytes;
+      entries.back()->call = call;
+      const absl::Status status = queue.Enter(entries.back().get());
+      entered += status.ok();
+      if (!status.ok()) *refusal = status;
+    }
+    return entered;
+  };
+  absl::Status refusal;
+  EXPECT_EQ(enter("slow", 4, kNow, 1, &refusal), 4) << "more than are ever saved";
+  EXPECT_EQ(enter("slow", 2, kNow + absl::Seconds(7), 1, &refusal), 0);
+  EXPECT_EQ(status::RetryAfter(refusal), absl::Seconds(1));
+  EXPECT_EQ(enter("short", 4, kNow, 1, &refusal), 0);
+  EXPECT_EQ(refusal.message(), "tenant short: 0 requests wait, 4 more pass the limit of 3");
+  EXPECT_EQ(enter("b", 3, kNow, 1, &refusal), 0);
+  EXPECT_EQ(refusal.message(), "queue is full: 4 requests wait, 3 more pass the limit of 6");
+  EXPECT_EQ(enter("b", 2, kNow, 49, &refusal), 0);
+  EXPECT_EQ(refusal.message(), "queue is full: 4 bytes wait, 98 more pass the limit of 100");
+  EXPECT_EQ(enter("slow", 2, kNow + absl::Seconds(8), 1, &refusal), 2);
+  EXPECT_EQ(queue.num_requests(), 6);
+}
+
+TEST(AdmissionQueueTest, InventedTenantsAreForgottenThoughTheQueueIsNeverEmpty) {
+  AdmissionQueue queue({});
+  Entry waits = Make(0);
+  ASSERT_TRUE(queue.Enter(&waits).ok());
+  for (int64_t i = 1; i < 10000; ++i) {
+    Entry one = Of(std::to_string(i), i);
+    ASSERT_TRUE(queue.Enter(&one).ok());
+    queue.ForEach(kNow, [&](Entry* entry) { return entry == &one ? Visit::kTaken : Visit::kSkip; });
+    queue.Ended(&one);
+  }
+  EXPECT_LE(queue.num_lanes("m"), AdmissionQueue::kMaxIdleLanes + 1);
+}
+
 TEST(AdmissionQueueTest, IsBoundedByCountAndBytesButTakesBackWhatItHadAdmitted) {
   AdmissionQueue queue({.max_requests = 2, .max_bytes = 100});
   Entry a = Make(1), b = Make(2, 0, "m", 95), c = Make(3, 0, "m", 80), d = Make(4);

@@ -54,6 +54,23 @@ TEST_F(HttpFixture, ATenantThatNobodyVouchesForIsRefused) {
   EXPECT_TRUE(decode->decodes().empty());
 }
 
+TEST_F(HttpFixture, ACallOfMorePromptsThanARateEverSavesPassesOnceAndWhole) {
+  options_.tenant_limits = {"acme=0:0:0.001"};
+  http_options_.trust_tenant_header = true;
+  FakeWorker* const decode = Decode();
+  decode->on_decode = [](std::shared_ptr<fakes::DecodeCall> call) {
+    call->Accept();
+    call->Answer("x");
+  };
+  StartHttp();
+  const std::string three = R"({"prompt": ["a", "b", "c"]})";
+  EXPECT_EQ(Post(kCompletions, three, "X-Ferry-Tenant: acme\r\n").status, 200);
+  const Reply again = Post(kCompletions, three, "X-Ferry-Tenant: acme\r\n");
+  EXPECT_EQ(again.status, 429);
+  EXPECT_EQ(ErrorOf(again), "prompt[0]: tenant acme: more than 0.001 requests a second");
+  EXPECT_EQ(decode->decodes().size(), 3u);
+}
+
 TEST_F(HttpFixture, WithKeysOnlyThoseWhoHaveOneAreServed) {
   const tokenizer::TempDir dir;
   dir.Write("keys", "sk-0123456789abcdef\n");
