@@ -58,6 +58,8 @@ struct Options {
   std::string plot_path;
   std::optional<uint64_t> seed;  // absent: drawn, so that a second run finds nothing in caches
   absl::Duration ready_timeout = absl::Seconds(10);
+  absl::Duration request_timeout = kRequestTimeout;
+  absl::Duration stall_timeout = OpenAiOptions().stall_timeout;
 };
 
 struct Server {
@@ -85,6 +87,8 @@ absl::StatusOr<Server> Connect(const Options& options) {
                                              .tls_key_file = options.client.tls_key_file,
                                              .temperature = options.temperature,
                                              .ignore_eos = options.ignore_eos,
+                                             .request_timeout = options.request_timeout,
+                                             .stall_timeout = options.stall_timeout,
                                              .ready_timeout = options.ready_timeout}));
     std::string model = backend->model();
     return Server{std::move(backend), std::move(model), options.vocab_size};
@@ -93,6 +97,7 @@ absl::StatusOr<Server> Connect(const Options& options) {
                                                        .model = options.model,
                                                        .temperature = options.temperature,
                                                        .ignore_eos = options.ignore_eos,
+                                                       .request_timeout = options.request_timeout,
                                                        .ready_timeout = options.ready_timeout}));
   const ferry::v1::ModelCard model = backend->model();
   return Server{std::move(backend), model.name(), model.vocab_size()};
@@ -257,6 +262,11 @@ void AddBenchCommand(CLI::App& app, absl::Status* result) {
       ->check(CLI::Range(1u, uint32_t{1} << 31));
   service::AddSecondsFlag(*command, "--ready_timeout_s", &options->ready_timeout,
                           "Until the model must be ready; with openai, listed");
+  service::AddSecondsFlag(*command, "--request_timeout_s", &options->request_timeout,
+                          "A request whose answer has not ended by then has failed");
+  service::AddSecondsFlag(*command, "--stall_timeout_s", &options->stall_timeout,
+                          "With openai, so has one without output for so long after its first; a "
+                          "router has --stream_idle_s");
   AddLoadFlags(*command, options.get());
   const char* kReport = "Report";
   add("--slo_ttft_ms", options->level.ttft_ms,

@@ -6,6 +6,7 @@
 #include "cli/router_flags.h"
 #include "ferry/v1/inference.pb.h"
 #include "status/status_macros.h"
+#include "steady_time/steady_time.h"
 
 namespace cli {
 namespace {
@@ -37,7 +38,7 @@ class ClientBackend final : public GrpcBackend {
     sampling.set_ignore_eos(options_.ignore_eos);
     sampling.set_seed(load.seed);
     LoadAnswer answer;
-    RETURN_IF_ERROR(client_->Generate(request, [&](const ferry::v1::GenerateResponse& response) {
+    const auto on_message = [&](const ferry::v1::GenerateResponse& response) {
       if (response.token_ids_size() > 0) {
         on_output(response.token_ids_size());
         answer.output_ids.insert(answer.output_ids.end(), response.token_ids().begin(),
@@ -49,7 +50,16 @@ class ClientBackend final : public GrpcBackend {
         answer.kv_bytes = response.summary().kv_bytes();
       }
       return true;
-    }));
+    };
+    const absl::Time started = steady_time::Now();
+    const absl::Status status =
+        client_->Generate(request, on_message, {.timeout = options_.request_timeout});
+    // The router's own deadline may have passed, too.
+    if (absl::IsDeadlineExceeded(status) &&
+        steady_time::Now() - started >= options_.request_timeout) {
+      return RequestTimedOut(options_.request_timeout);
+    }
+    RETURN_IF_ERROR(status);
     answer.output_tokens = static_cast<uint32_t>(answer.output_ids.size());
     return answer;
   }

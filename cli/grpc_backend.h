@@ -18,6 +18,7 @@ struct GrpcBackendOptions {
   std::string model = {};  // empty: the one that the router serves
   double temperature = 0;
   bool ignore_eos = true;
+  absl::Duration request_timeout = kRequestTimeout;
   absl::Duration ready_timeout = absl::Seconds(10);
 };
 

@@ -8,7 +8,10 @@
 #include <optional>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "cli/load_trace.h"
 
 namespace cli {
@@ -27,6 +30,13 @@ struct LoadAnswer {
   std::optional<uint32_t> cached_tokens = {};  // of the prompt, not computed again
   std::optional<uint64_t> kv_bytes = {};       // of cache that crossed from prefill to decode
 };
+
+// From a request's start to the end of its answer, unless told otherwise.
+inline constexpr absl::Duration kRequestTimeout = absl::Seconds(600);
+inline absl::Status RequestTimedOut(absl::Duration timeout) {
+  return absl::DeadlineExceededError(absl::StrCat(
+      "no end of the answer within ", absl::FormatDuration(timeout), " (--request_timeout_s)"));
+}
 
 // Thread-safe.
 class LoadBackend {

@@ -13,6 +13,7 @@
 #include "curl_handle/curl_handle.h"
 #include "nlohmann/json.hpp"
 #include "status/status_macros.h"
+#include "steady_time/steady_time.h"
 
 namespace cli {
 namespace {
@@ -65,6 +66,8 @@ struct Stream {
   LoadAnswer answer = {};
   absl::Status failure = {};
   bool done = false;
+  absl::Duration stall_timeout = absl::InfiniteDuration();
+  absl::Time last_output = absl::InfiniteFuture();  // none yet
 };
 
 std::optional<uint32_t> Count(const json& object, const char* field) {
@@ -116,8 +119,20 @@ void TakeEvent(std::string_view data, Stream* stream) {
   const json delta = choice.value("delta", json::object());
   if (HasText(choice, "text") || HasText(delta, "content") || HasText(delta, "reasoning_content") ||
       HasText(delta, "tool_calls")) {
+    stream->last_output = steady_time::Now();
     (*stream->on_output)(1);
   }
+}
+
+// Once a second at least.  Not 0: the call ends.
+int OnProgress(void* user, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
+  auto* stream = static_cast<Stream*>(user);
+  if (!stream->failure.ok()) return 1;
+  if (stream->done || steady_time::Now() - stream->last_output <= stream->stall_timeout) return 0;
+  stream->failure = absl::DeadlineExceededError(
+      absl::StrCat("the answer stalled: no output for ",
+                   absl::FormatDuration(stream->stall_timeout), " (--stall_timeout_s)"));
+  return 1;
 }
 
 size_t OnBytes(char* bytes, size_t, size_t size, void* user) {
@@ -190,9 +205,10 @@ class Connections final : public OpenAiBackend {
     }
     Stream stream;
     stream.on_output = &on_output;
-    const absl::Status called =
-        Call(chat ? "/chat/completions" : "/completions",
-             body.dump(-1, ' ', false, json::error_handler_t::replace), options_.timeout, &stream);
+    stream.stall_timeout = options_.stall_timeout;
+    const absl::Status called = Call(chat ? "/chat/completions" : "/completions",
+                                     body.dump(-1, ' ', false, json::error_handler_t::replace),
+                                     options_.request_timeout, &stream);
     RETURN_IF_ERROR(stream.failure);
     RETURN_IF_ERROR(called);
     if (!stream.done) return absl::DataLossError("the stream ended without [DONE]");
@@ -225,6 +241,11 @@ class Connections final : public OpenAiBackend {
             std::clamp(timeout, absl::Milliseconds(1), absl::Hours(24)))));  // 0 would be no limit
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, &OnBytes);
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, stream);
+    if (stream->on_output != nullptr) {
+      curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
+      curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, &OnProgress);
+      curl_easy_setopt(curl, CURLOPT_XFERINFODATA, stream);
+    }
     char said[CURL_ERROR_SIZE] = "";
     curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, said);
     for (const auto& [option, file] : {std::pair{CURLOPT_CAINFO, &options_.tls_ca_file},
@@ -237,6 +258,9 @@ class Connections final : public OpenAiBackend {
       curl_easy_setopt(curl, CURLOPT_POSTFIELDS, body.data());
     }
     const CURLcode code = curl_easy_perform(curl);
+    if (code == CURLE_OPERATION_TIMEDOUT && stream->on_output != nullptr) {
+      return RequestTimedOut(timeout);
+    }
     if (code != CURLE_OK) return Failure(code, said[0] == '\0' ? curl_easy_strerror(code) : said);
     long status = 0;
     curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);

@@ -24,7 +24,8 @@ struct OpenAiOptions {
   double temperature = 0;
   bool ignore_eos =
       true;  // asked for by a field that is not OpenAI's own, but known to servers of models
-  absl::Duration timeout = absl::Seconds(600);       // of a request
+  absl::Duration request_timeout = kRequestTimeout;
+  absl::Duration stall_timeout = absl::Seconds(60);  // between two outputs of a request
   absl::Duration ready_timeout = absl::Seconds(10);  // of the question for its models
 };
 

@@ -8,6 +8,7 @@
 
 #include <condition_variable>
 #include <cstdlib>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -112,7 +113,7 @@ void ExpectMeans(const LoadReport& report, const Expected& expected) {
   EXPECT_NEAR(report.seconds, expected.e2e * kRequests / 1e3, 1e-6);
 }
 
-class FakeRouter final : public ferry::v1::Inference::Service {
+class FakeRouter : public ferry::v1::Inference::Service {
  public:
   explicit FakeRouter(SharedClock& clock) : clock_(clock) {}
   grpc::Status Generate(grpc::ServerContext*, const ferry::v1::GenerateRequest* request,
@@ -166,6 +167,36 @@ TEST(LoadBackendTest, OverGrpc) {
                         "cache moved: 0.0 MB, for 20 of 20 requests\n"));
   EXPECT_EQ((*backend)->Send({.prompt = {.messages = "[]"}}, [](uint32_t) {}).status().code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+// Sends one message and no more until the test is over.
+class StallingRouter final : public FakeRouter {
+ public:
+  explicit StallingRouter(SharedClock& clock) : FakeRouter(clock) {}
+  grpc::Status Generate(grpc::ServerContext*, const ferry::v1::GenerateRequest*,
+                        grpc::ServerWriter<ferry::v1::GenerateResponse>* writer) override {
+    ferry::v1::GenerateResponse response;
+    response.add_token_ids(1);
+    writer->Write(response);
+    over.get_future().wait();
+    return grpc::Status::OK;
+  }
+  std::promise<void> over;
+};
+
+TEST(LoadBackendTest, OverGrpcAnAnswerThatStallsIsGivenUp) {
+  SharedClock clock;
+  StallingRouter router(clock);
+  const auto server = service::GrpcServer::Start("127.0.0.1:0", {}, {&router});
+  ASSERT_TRUE(server.ok()) << server.status();
+  const auto backend =
+      GrpcBackend::Connect({.client = {.address = absl::StrCat("127.0.0.1:", (*server)->port())},
+                            .request_timeout = absl::Milliseconds(300)});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  EXPECT_EQ(
+      (*backend)->Send({.prompt = {.ids = {1}}, .output_tokens = 2}, [](uint32_t) {}).status(),
+      absl::DeadlineExceededError("no end of the answer within 300ms (--request_timeout_s)"));
+  router.over.set_value();
 }
 
 // An HTTP server of one connection at a time, each of one request; `answer` writes all of what
@@ -294,6 +325,30 @@ TEST_F(OpenAiFailureTest, WhatTheServerSaysIsTheError) {
   EXPECT_EQ(Said("").code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(Said(kStream + "data: " + std::string(SseReader::kMaxEventBytes, 'x')),
             absl::DataLossError("an event has more than 16777216 bytes"));
+}
+
+// The connection stays open: only the client's patience ends the request.
+TEST_F(OpenAiFailureTest, AnAnswerThatStallsIsGivenUp) {
+  for (const bool begun : {true, false}) {
+    std::promise<void> given_up;
+    FakeHttp http([&, over = given_up.get_future().share()](
+                      const std::string& head, const std::string&, const FakeHttp::Send& send) {
+      if (head.rfind("GET ", 0) == 0) return send(kModels);
+      send(begun ? kStream + Chunk("{\"text\": \"a\"}") : kStream);
+      over.wait();
+    });
+    const auto backend =
+        OpenAiBackend::Connect({.base_url = http.url(),
+                                .request_timeout = absl::Seconds(begun ? 600 : 1),
+                                .stall_timeout = absl::Milliseconds(begun ? 10 : 1)});
+    ASSERT_TRUE(backend.ok()) << backend.status();
+    EXPECT_EQ(
+        (*backend)->Send({.prompt = {.ids = {1}}, .output_tokens = 2}, [](uint32_t) {}).status(),
+        absl::DeadlineExceededError(
+            begun ? "the answer stalled: no output for 10ms (--stall_timeout_s)"
+                  : "no end of the answer within 1s (--request_timeout_s)"));
+    given_up.set_value();
+  }
 }
 
 TEST_F(OpenAiFailureTest, NumbersThatAreNoCountsOfTokensAreNotTold) {
