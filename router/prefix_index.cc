@@ -10,7 +10,8 @@ namespace {
 
 using block_hash::BlockHash;
 
-// Entries that a call takes out of the map for views that are gone.
+// Entries and parts that a call takes out of the map for views that are gone.  More than the parts
+// of the two views that a frame can put an end to.
 constexpr size_t kSweepEntries = 256;
 
 template <typename Bits>
@@ -96,6 +97,11 @@ void PrefixIndex::Retire(ViewNumber number) {
   if (number < 0) return;
   View& view = views_[number];
   view.owner = -1;
+  if (view.blocks.size() == 0) {  // nothing of it is in `holders_`
+    view.blocks = Blocks();
+    free_views_.push_back(number);
+    return;
+  }
   num_entries_ -= view.blocks.size();
   num_retired_ += view.blocks.size();
   retired_.push_back({.number = number});
@@ -114,7 +120,7 @@ void PrefixIndex::Sweep(size_t entries) {
       Unmark(hash, &Holders::announced, retired.number);
     }
     num_retired_ -= part.size();
-    swept += part.size();
+    swept += 1 + part.size();
   }
 }
 
@@ -156,17 +162,17 @@ void PrefixIndex::ApplySnapshot(WorkerSlot slot, const Frame& frame) {
 
 void PrefixIndex::ApplyEvents(WorkerSlot slot, const Frame& frame) {
   Worker& worker = workers_[slot];
-  for (const Event& event : frame.events) {
-    switch (event.kind) {
-      case Event::Kind::kStored:
-        Store(worker.view, worker.max_blocks, event);
-        break;
-      case Event::Kind::kRemoved:
-        Remove(worker.view, event.hash);
-        break;
-      case Event::Kind::kCleared:
-        Retire(std::exchange(worker.view, NewView(slot)));
-        break;
+  // What came before the last of any number of clearings is gone: one view a frame at most.
+  auto begin = frame.events.begin();
+  for (auto it = begin; it != frame.events.end(); ++it) {
+    if (it->kind == Event::Kind::kCleared) begin = it + 1;
+  }
+  if (begin != frame.events.begin()) Retire(std::exchange(worker.view, NewView(slot)));
+  for (auto it = begin; it != frame.events.end(); ++it) {
+    if (it->kind == Event::Kind::kStored) {
+      Store(worker.view, worker.max_blocks, *it);
+    } else {
+      Remove(worker.view, it->hash);
     }
   }
   worker.last_seq = frame.seq;
@@ -175,6 +181,7 @@ void PrefixIndex::ApplyEvents(WorkerSlot slot, const Frame& frame) {
 PrefixIndex::Applied PrefixIndex::Apply(WorkerSlot slot, const Frame& frame, absl::Time now) {
   FERRY_CHECK(slot < static_cast<WorkerSlot>(workers_.size()) && workers_[slot].present)
       << "slot=" << slot;
+  static_assert(kSweepEntries >= 2 * kBlockParts);
   // More than this frame can add: what is retired does not pile up.
   Sweep(kSweepEntries + 2 * frame.events.size());
   Worker& worker = workers_[slot];

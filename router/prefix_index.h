@@ -85,6 +85,7 @@ class PrefixIndex final {
   // For metrics.
   size_t num_entries() const { return num_entries_; }  // (worker, block) pairs announced
   size_t num_retired() const { return num_retired_; }  // those out of sight, not out of memory yet
+  size_t num_views() const { return views_.size(); }   // a Lookup looks at a bit of each
   size_t num_predicted() const;
   size_t approximate_bytes() const;
   int64_t num_gaps() const { return num_gaps_; }

@@ -114,6 +114,26 @@ TEST_F(PrefixIndexTest, ASnapshotThatBrokeOffLeavesNothing) {
   EXPECT_EQ(index_.num_entries(), 1u);
 }
 
+// A frame is as cheap whatever it is full of, and so are the lookups behind it.
+TEST_F(PrefixIndexTest, AFrameFullOfClearingsIsOne) {
+  const Event cleared = {.kind = Event::Kind::kCleared, .hash = {}};
+  index_.StartWorker(0, "a", 3000);
+  index_.Apply(0, Live("a", 1, {Stored(1), Stored(2)}), kStart);
+  for (uint64_t seq = 2; seq < 50; ++seq) {
+    std::vector<Event> events;
+    for (int i = 0; i < 1000; ++i) {
+      events.push_back(cleared);
+      if (seq % 2 == 0) events.push_back(Stored(i));
+    }
+    events.push_back(Stored(static_cast<int>(seq)));
+    index_.Apply(0, Live("a", seq, events), kStart);
+    EXPECT_EQ(index_.Lookup(Chain({static_cast<int>(seq)}), kStart)[0], 1);
+    EXPECT_EQ(index_.Lookup(Chain({static_cast<int>(seq) - 1}), kStart)[0], 0);
+    EXPECT_LE(index_.num_entries(), 2u);
+  }
+  EXPECT_LE(index_.num_views(), 8u);
+}
+
 // What a worker had goes out of sight at once, out of memory little by little, and its place in the
 // map is used again.
 TEST_F(PrefixIndexTest, ManyLivesOfAWorkerTakeTheRoomOfAFew) {
