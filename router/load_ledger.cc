@@ -36,6 +36,7 @@ LoadLedger::Worker& LoadLedger::WorkerAt(WorkerSlot slot) {
 LoadLedger::ChargeId LoadLedger::Charge(WorkerSlot slot, const Load& load, absl::Time now) {
   Worker& worker = WorkerAt(slot);
   worker.load += load;
+  worker.requests_in_flight += load.requests;
   if (load.requests > 0) {
     worker.recent = recent_assignments(slot, now) + 1;
     worker.recent_at = now;
@@ -62,6 +63,7 @@ void LoadLedger::Release(ChargeId id) {
   const Entry& entry = it->second;
   Worker& worker = workers_[entry.slot];
   worker.load -= entry.load;
+  worker.requests_in_flight -= entry.shown.requests;
   if (entry.reports_until_visible >= 0 && entry.reports_until_visible < kReportsUntilVisible) {
     worker.load -= entry.shown;
     worker.credits += entry.shown;
@@ -84,6 +86,10 @@ void LoadLedger::OnReport(WorkerSlot slot) {
 
 LoadLedger::Load LoadLedger::uncommitted(WorkerSlot slot) const {
   return slot < static_cast<WorkerSlot>(workers_.size()) ? workers_[slot].load : Load();
+}
+
+int32_t LoadLedger::requests_in_flight(WorkerSlot slot) const {
+  return slot < static_cast<WorkerSlot>(workers_.size()) ? workers_[slot].requests_in_flight : 0;
 }
 
 double LoadLedger::recent_assignments(WorkerSlot slot, absl::Time now) const {

@@ -44,6 +44,8 @@ class LoadLedger final {
 
   // What the worker's reports do not show; negative where they show what is over.
   Load uncommitted(WorkerSlot slot) const;
+  // Charged and not released: that many the worker has, whatever it says.
+  int32_t requests_in_flight(WorkerSlot slot) const;
   // Requests sent to the worker lately, each counting e^(-age / 2 s): breaks ties when a client
   // that sends one request at a time sees no load anywhere.
   double recent_assignments(WorkerSlot slot, absl::Time now) const;
@@ -59,6 +61,7 @@ class LoadLedger final {
   struct Worker {
     Load load;
     Load credits;  // in `load`, until the next report
+    int32_t requests_in_flight = 0;
     double recent = 0;
     absl::Time recent_at = absl::InfinitePast();
     std::vector<ChargeId> committed;  // waiting for reports

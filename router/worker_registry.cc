@@ -148,8 +148,8 @@ bool WorkerRegistry::Serves(const WorkerLink& link, const ModelAssets& model) co
 WorkerView WorkerRegistry::View(const WorkerLink& link, int32_t cached_blocks,
                                 absl::Time now) const {
   return MakeView(link.slot(), link.facts(), link.load(), ledger_->uncommitted(link.slot()),
-                  cached_blocks, ledger_->recent_assignments(link.slot(), now),
-                  prefill_slowdown(link, now));
+                  ledger_->requests_in_flight(link.slot()), cached_blocks,
+                  ledger_->recent_assignments(link.slot(), now), prefill_slowdown(link, now));
 }
 
 void WorkerRegistry::OnPrefilled(WorkerSlot slot, const std::string& epoch,

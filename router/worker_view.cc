@@ -19,8 +19,8 @@ const char* LinkRoleName(LinkRole role) {
 }
 
 WorkerView MakeView(WorkerSlot slot, const WorkerFacts& facts, const WorkerLoad& load,
-                    const LoadLedger::Load& ours, int32_t cached_blocks, double recent_assignments,
-                    double prefill_slowdown) {
+                    const LoadLedger::Load& ours, int32_t requests_in_flight, int32_t cached_blocks,
+                    double recent_assignments, double prefill_slowdown) {
   return {.slot = slot,
           .can_decode = facts.role == LinkRole::kDecode || facts.role == LinkRole::kBoth,
           .is_prefill = facts.role == LinkRole::kPrefill,
@@ -40,7 +40,8 @@ WorkerView MakeView(WorkerSlot slot, const WorkerFacts& facts, const WorkerLoad&
           .decode_step_ms_per_seq = facts.decode_step_ms_per_seq,
           .observed_step_ms = load.step_ms,
           .waiting_tokens = std::max<int64_t>(0, load.waiting_tokens + ours.prefill_tokens),
-          .requests = std::max(0, load.running_requests + load.waiting_requests + ours.requests),
+          .requests = std::max(requests_in_flight,
+                               load.running_requests + load.waiting_requests + ours.requests),
           .cached_tokens = cached_blocks * facts.block_size,
           .recent_assignments = recent_assignments};
 }

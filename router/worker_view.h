@@ -48,10 +48,12 @@ struct WorkerLoad {
   double step_ms = 0;
 };
 
-// `ours`: what the reports do not show.  `cached_blocks`: leading ones of the prompt in question.
+// `ours`: what the reports do not show.  `requests_in_flight`: ours, of which the worker has at
+// least as many, so that one that understates its load does not draw everybody's.  `cached_blocks`:
+// leading ones of the prompt in question.
 WorkerView MakeView(WorkerSlot slot, const WorkerFacts& facts, const WorkerLoad& load,
-                    const LoadLedger::Load& ours, int32_t cached_blocks, double recent_assignments,
-                    double prefill_slowdown);
+                    const LoadLedger::Load& ours, int32_t requests_in_flight, int32_t cached_blocks,
+                    double recent_assignments, double prefill_slowdown);
 
 // To compute so many tokens behind so many cached ones, by what the worker measured at its start.
 absl::Duration StatedPrefillTime(const WorkerFacts& facts, int32_t computed_tokens,

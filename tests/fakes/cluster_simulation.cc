@@ -136,6 +136,7 @@ std::vector<WorkerView> ClusterSimulation::Views(Router& router, const Simulated
     const int32_t blocks = slot < static_cast<WorkerSlot>(cached.size()) ? cached[slot] : 0;
     views.push_back(MakeView(slot, facts, router.loads[slot],
                              options_.charge ? router.ledger.uncommitted(slot) : LoadLedger::Load(),
+                             options_.charge ? router.ledger.requests_in_flight(slot) : 0,
                              std::min(blocks, most),
                              options_.charge ? router.ledger.recent_assignments(slot, now_) : 0,
                              router.speeds.slowdown(slot, worker->epoch(), now_)));

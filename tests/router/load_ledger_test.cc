@@ -46,6 +46,21 @@ TEST(LoadLedgerTest, ReportsTakeOverOnlyWhatTheWorkerHasAccepted) {
   EXPECT_EQ(ledger.uncommitted(0), LoadLedger::Load());
 }
 
+TEST(LoadLedgerTest, ARequestIsInFlightFromItsChargeToItsReleaseWhateverReportsShow) {
+  LoadLedger ledger;
+  EXPECT_EQ(ledger.requests_in_flight(0), 0);
+  const auto a = ledger.Charge(0, {.requests = 3}, kStart);
+  const auto b = ledger.Charge(0, kLoad, kStart);
+  ledger.Commit(a);
+  for (int i = 0; i < 3; ++i) ledger.OnReport(0);
+  EXPECT_EQ(ledger.uncommitted(0).requests, 1);
+  EXPECT_EQ(ledger.requests_in_flight(0), 4);
+  ledger.Release(a);
+  EXPECT_EQ(ledger.requests_in_flight(0), 1);
+  ledger.Release(b);
+  EXPECT_EQ(ledger.requests_in_flight(0), 0);
+}
+
 // A worker does not look busy, until its next report, with what it has done.
 TEST(LoadLedgerTest, WhatTheLastReportShowsOfAnEndedRequestIsCredited) {
   const LoadLedger::Load shown = {.prefill_tokens = -100, .requests = -1, .kv_blocks = -4};

@@ -1,9 +1,13 @@
 // Workers that do not fit each other, or the router: requests go where they can, and whoever asks
 // is told why the others are not used.
 
+#include <atomic>
 #include <functional>
 #include <limits>
+#include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
@@ -209,6 +213,43 @@ TEST_F(MisfitsTest, AReportOfImpossibleLoadIsThatOfAFullWorker) {
   for (int i = 0; i < 10; ++i) ASSERT_EQ(Generate(Tokens(1000, i)).status, absl::OkStatus());
   EXPECT_EQ(p->prefills().size(), 10u);
   EXPECT_EQ(d->decodes().size(), 10u);
+}
+
+// Its reports leave out nine of ten requests; the router knows of its own.
+TEST_F(MisfitsTest, AWorkerThatUnderstatesItsLoadDrawsNoMoreThanItsShare) {
+  std::atomic<uint32_t> honest_open{0}, false_open{0};
+  FakeWorker* const honest = Decode();
+  FakeWorker* const understating = Decode();
+  std::vector<std::shared_ptr<DecodeCall>> open;
+  std::mutex mutex;  // guards open
+  const auto keep_open = [&](std::atomic<uint32_t>* count) {
+    return [&, count](std::shared_ptr<DecodeCall> call) {
+      call->Accept();
+      ++*count;
+      const std::lock_guard<std::mutex> lock(mutex);
+      open.push_back(std::move(call));
+    };
+  };
+  honest->on_decode = keep_open(&honest_open);
+  understating->on_decode = keep_open(&false_open);
+  honest->on_report = [&](auto* report) { report->set_running_requests(honest_open); };
+  understating->on_report = [&](auto* report) { report->set_running_requests(false_open / 10); };
+  for (FakeWorker* const worker : {honest, understating}) {
+    worker->on_info = [](auto* info) { info->set_decode_step_ms_per_seq(1); };
+  }
+  StartRouter();
+  std::vector<std::unique_ptr<RunningCall>> calls;
+  for (uint32_t i = 0; i < 20; ++i) {
+    calls.push_back(Start(Tokens(20, i)));
+    // Until the reports alone tell of it.
+    ASSERT_TRUE(Eventually([&] {
+      return honest_open + false_open == i + 1 && router_->ledger().uncommitted(0).requests == 0 &&
+             router_->ledger().uncommitted(1).requests == 0;
+    }));
+  }
+  EXPECT_LE(false_open, 12u) << "a little more or less is equally good";
+  for (const auto& call : open) call->Answer("x");
+  for (const auto& call : calls) EXPECT_EQ(call->Wait().status, absl::OkStatus());
 }
 
 }  // namespace
