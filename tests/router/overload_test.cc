@@ -210,6 +210,12 @@ TEST_F(OverloadTest, AStaleReportDoesNotCountWhatIsOver) {
     return router_->registry().link(0).load().running_requests == 1 &&
            router_->ledger().uncommitted(0).requests == 0;
   }));
+  // None of them is still on its way when the request ends.
+  for (const int64_t waiting_tokens : {5, 2}) {
+    worker->SetLoad(waiting_tokens, 1, 1);
+    ASSERT_TRUE(Eventually(
+        [&] { return router_->registry().link(0).load().waiting_tokens == waiting_tokens; }));
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     held_.at(0)->Answer("hello");  // and no report
