@@ -59,6 +59,7 @@ class Network:
         run("ip", "-n", name, "link", "set", "lo", "up")
         run("ip", "-n", name, "addr", "add", f"{ip}/24", "dev", "eth0")
         run("ip", "-n", name, "link", "set", "eth0", "up")
+        wait_for(f"{name}'s eth0 is up", lambda: "state UP" in run("ip", "-n", name, "link", "show", "eth0"))
 
     def start(self, host, log, *command):
         prefix = ["ip", "netns", "exec", host] if host else []
