@@ -261,12 +261,15 @@ void AddBenchCommand(CLI::App& app, absl::Status* result) {
       "Random ids are below it, with openai; a router tells it")
       ->check(CLI::Range(1u, uint32_t{1} << 31));
   service::AddSecondsFlag(*command, "--ready_timeout_s", &options->ready_timeout,
-                          "Until the model must be ready; with openai, listed");
+                          "Until the model must be ready; with openai, listed")
+      ->check(CLI::PositiveNumber);
   service::AddSecondsFlag(*command, "--request_timeout_s", &options->request_timeout,
-                          "A request whose answer has not ended by then has failed");
+                          "A request whose answer has not ended by then has failed")
+      ->check(CLI::PositiveNumber);
   service::AddSecondsFlag(*command, "--stall_timeout_s", &options->stall_timeout,
                           "With openai, so has one without output for so long after its first; a "
-                          "router has --stream_idle_s");
+                          "router has --stream_idle_s")
+      ->check(CLI::PositiveNumber);
   AddLoadFlags(*command, options.get());
   const char* kReport = "Report";
   add("--slo_ttft_ms", options->level.ttft_ms,

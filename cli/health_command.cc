@@ -88,7 +88,8 @@ void AddHealthCommand(CLI::App& app, absl::Status* result) {
       ->add_option("--service", options->service,
                    "readiness, liveness, or the full name of a gRPC service of it")
       ->capture_default_str();
-  service::AddSecondsFlag(*command, "--timeout_s", &options->timeout, "How long to wait");
+  service::AddSecondsFlag(*command, "--timeout_s", &options->timeout, "How long to wait")
+      ->check(CLI::PositiveNumber);
   AddTlsFlags(*command, &options->client);
   command->callback([options, result] { *result = Run(*options); });
 }

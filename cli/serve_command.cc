@@ -83,7 +83,8 @@ void AddLocalSystemFlags(CLI::App& command, LocalSystemOptions* options) {
   command.add_option("--router_flag", options->router_flags, "A flag for the router; repeatable");
   add("--bin_dir", options->bin_dir, "Holds ferry-router, ferry-prefill and ferry-decode");
   service::AddSecondsFlag(command, "--ready_timeout_s", &options->ready_timeout,
-                          "Until the system must be ready");
+                          "Until the system must be ready")
+      ->check(CLI::PositiveNumber);
   service::AddSecondsFlag(command, "--stop_limit_s", &options->stop_limit,
                           "What each process has for its end; then it is killed");
 }

@@ -23,17 +23,18 @@ inline std::string UsageError(const CLI::App* app, const CLI::Error& error) {
 
 // A flag in seconds (fractions allowed), with the present value as its default.  `duration` must
 // outlive the parse.
-inline void AddSecondsFlag(CLI::App& app, const std::string& flag, absl::Duration* duration,
-                           const std::string& help) {
-  app.add_option_function<double>(
-         flag,
-         [duration, flag](const double& seconds) {
-           if (std::isnan(seconds)) {
-             throw CLI::ValidationError(flag, "nan is not a number of seconds");
-           }
-           *duration = absl::Seconds(seconds);
-         },
-         help)
+inline CLI::Option* AddSecondsFlag(CLI::App& app, const std::string& flag, absl::Duration* duration,
+                                   const std::string& help) {
+  return app
+      .add_option_function<double>(
+          flag,
+          [duration, flag](const double& seconds) {
+            if (std::isnan(seconds)) {
+              throw CLI::ValidationError(flag, "nan is not a number of seconds");
+            }
+            *duration = absl::Seconds(seconds);
+          },
+          help)
       ->default_str(absl::StrCat(absl::ToDoubleSeconds(*duration)));
 }
 

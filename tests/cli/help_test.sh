@@ -67,6 +67,12 @@ said=$("$bin/ferry" generate --address 127.0.0.1:1 2>&1) && fail "generate witho
 grep -q "^ferry: no prompt: give --prompt" <<< "$said" || fail "generate without a prompt says: $said"
 said=$("$bin/ferry" bench --address 127.0.0.1:1 --ready_timeout_s nan 2>&1) && fail "nan succeeded"
 grep -q "^ferry: --ready_timeout_s" <<< "$said" || fail "bench --ready_timeout_s nan says: $said"
+for flag in ready_timeout_s request_timeout_s stall_timeout_s; do
+  for seconds in 0 -1; do
+    said=$("$bin/ferry" bench --address 127.0.0.1:1 --$flag=$seconds 2>&1) && fail "$flag=$seconds succeeded"
+    grep -q "^ferry: --$flag: .*$seconds" <<< "$said" || fail "bench --$flag=$seconds says: $said"
+  done
+done
 # Of a load, before the server is asked for.
 for flag in --request_rate=nan --request_rate=-1 --request_rate=inf --slo_ttft_ms=nan --slo_e2e_ms=x \
   --input_tokens=5:3 --output_tokens=0; do
