@@ -170,16 +170,19 @@ absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
       "no pair of workers can serve a prompt of ", tokens, " tokens for model ", model.name,
       " now: ", Counted(ready.decode, "decode worker"), ", ", Counted(ready.prefill, "worker"),
       ready.prefill > 1 ? " that prefill" : " that prefills", " any length");
-  if (ready.prefill == 0) {
+  const std::vector<std::string> misfits = registry_->Misfits(model);
+  if (ready.prefill == 0 && misfits.empty()) {
     absl::StrAppend(&message,
                     "; start a ferry-prefill, or a ferry-decode with --role=both, that is named in "
                     "--workers");
+  } else if (ready.prefill == 0) {
+    absl::StrAppend(&message, "; workers that prefill are there, but fit none that decodes");
   }
   std::vector<std::string> workers;
-  for (std::vector<std::string> sentences : {registry_->Unreachable(), registry_->Misfits(model)}) {
+  for (std::vector<std::string> sentences : {registry_->Unreachable(), misfits}) {
     if (!sentences.empty()) workers.push_back(WorkerRegistry::Joined(std::move(sentences)));
   }
-  if (ready.prefill > 0 || registry_->Misfits(model).empty()) {
+  if (ready.prefill > 0 || misfits.empty()) {
     return Unavailable(message, std::move(workers));
   }
   // Only a restart of a worker mends that.

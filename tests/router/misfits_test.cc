@@ -41,6 +41,8 @@ class MisfitsTest : public RouterFixture {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     EXPECT_EQ(status::Reason(status), status::kIncompatible);
     EXPECT_THAT(std::string(status.message()), HasSubstr(words));
+    EXPECT_EQ(status.message().find("start a ferry-prefill"), std::string::npos)
+        << "one more would not help: " << status;
   }
 };
 
