@@ -51,7 +51,6 @@ struct SparseArgs {
   SparseDecodeParams params;
   SparseList list;
   SparseParts parts;
-  bool folds;  // a row's blocks are a cluster, which folds the parts
   float* values;
   int64_t row_stride;
   int64_t head_stride;
