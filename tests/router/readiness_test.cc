@@ -21,12 +21,17 @@ class ReadinessTest : public RouterFixture {
     router_->loop()->Run([&] { status = router_->CheckReady(); });
     return status;
   }
-  // What CheckReady says of model m, and the health service with it.
+  // What CheckReady says of model m, as soon as a lost worker's trouble is known, and the health
+  // service with it.
   void ExpectNotReady(const std::string& why) {
-    const absl::Status status = Ready();
+    const std::string words = absl::StrCat("model m is not served now: ", why);
+    absl::Status status;
+    EXPECT_TRUE(Eventually([&] {
+      status = router_->CheckReady();  // on the loop's thread
+      return status.message().find(words) != std::string::npos;
+    })) << status
+        << " is not: " << words;
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr(absl::StrCat("model m is not served now: ", why)));
     EXPECT_TRUE(Eventually([this] { return !ready_; }));
   }
   void ExpectReady() {
