@@ -3,6 +3,7 @@ set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_COMPILE_OPTIONS_PIE ${CMAKE_CXX_COMPILE_OPTIONS_PIC})  # programs as libraries: they share precompiled headers
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
@@ -18,7 +19,7 @@ set(FERRY_SANITIZE "" CACHE STRING "Sanitizers: empty, 'address,undefined' or 't
 
 option(FERRY_FUZZ "Fuzzers of tests/fuzz, which need clang" OFF)
 
-add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Werror;-fno-omit-frame-pointer>")
+add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Werror;-fno-omit-frame-pointer;-pthread>")
 if(FERRY_SANITIZE)
   add_compile_options(-fsanitize=${FERRY_SANITIZE} -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${FERRY_SANITIZE})
