@@ -15,6 +15,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/narrow_product.cuh"
 #include "kernels/cuda/sparse_block.cuh"
+#include "kernels/cuda/sparse_fold.cuh"
 #include "kernels/cuda/sparse_gather.cuh"
 #include "kernels/cuda/sparse_result.cuh"
 #include "kernels/cuda/tensor_core.cuh"
@@ -137,6 +138,35 @@ class SparseAttention {
     }
   }
 
+  __device__ void StoreLse(const SparseTarget& target, int32_t num_heads,
+                           const float (&lse)[2]) const {
+    if (target.lse == nullptr || thread_ % 4 != 0) return;
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      if (Head(i) < num_heads) target.lse[Head(i) * target.lse_stride] = lse[i];
+    }
+  }
+
+  // Leaves the values where FoldParts looks for them.
+  __device__ void Leave(const SparsePartResult& result, const float (&lse)[2]) const {
+    Sync(kBothGroups);  // keys are read
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      const int32_t head = Head(i);
+      const int32_t column = kGroup * (kSparseValueDim / 2) + 2 * (thread_ % 4);
+#pragma unroll
+      for (int32_t j = 0; j < kProductSums / 4; ++j) {
+        const int32_t at = 4 * j + 2 * i;
+        *reinterpret_cast<float2*>(result.values + PlaceInPart(head, column + 8 * j)) =
+            make_float2(low_[at], low_[at + 1]);
+        *reinterpret_cast<float2*>(result.values +
+                                   PlaceInPart(head, column + kProductColumns + 8 * j)) =
+            make_float2(high_[at], high_[at + 1]);
+      }
+      if (kGroup == 0 && thread_ % 4 == 0) result.lse[head] = lse[i];
+    }
+  }
+
   // Of a thread's row i.
   __device__ int32_t Head(int32_t i) const {
     return 16 * (thread_ / kWarpSize) + thread_ % kWarpSize / 4 + 8 * i;
@@ -157,26 +187,25 @@ class SparseAttention {
       Weigh(step, weights, shrink);
       RescaleIfNeeded(shrink);
       BeginValues(0, weights);
-      TakeBases(shrink);
       WaitForValues(0);
+      TakeBases(shrink);
       TakeWeights(weights);
       RescaleIfNeeded(shrink);
       WaitForKeys<kFormat, kBlocks>(shared_, 1, parity);
       BeginValues(1, weights);
       WaitForValues(1);
     } else {
-      BeginScores(1, parity);
       TakeBases(shrink);
       TakeWeights(weights);
-      WaitForProducts<0>();
       RescaleIfNeeded(shrink);
       WaitForKeys<kFormat, kBlocks>(shared_, 0, parity);
       BeginValues(0, weights);
-      uint32_t own[kSparseSteps16][4];
-      Weigh(step + 1, own, shrink);
       WaitForValues(0);
+      BeginScores(1, parity);
+      WaitForProducts<0>();
+      Weigh(step + 1, weights, shrink);
       RescaleIfNeeded(shrink);
-      BeginValues(1, own);
+      BeginValues(1, weights);
       WaitForValues(1);
     }
   }
@@ -340,14 +369,13 @@ class SparseAttention {
 };
 
 // A part without keys: zeros and -inf; both warpgroups.
-__device__ inline void StoreNothing(const SparseTarget& target, int32_t num_heads, float* lse,
-                                    int64_t lse_stride) {
+__device__ inline void StoreNothing(const SparseTarget& target, int32_t num_heads) {
   for (int32_t i = threadIdx.x; i < num_heads * kSparseValueDim; i += 2 * kWarpgroupThreads) {
     target.values[i / kSparseValueDim * target.head_stride + i % kSparseValueDim] = 0;
   }
-  for (int32_t head = threadIdx.x; lse != nullptr && head < num_heads;
+  for (int32_t head = threadIdx.x; target.lse != nullptr && head < num_heads;
        head += 2 * kWarpgroupThreads) {
-    lse[head * lse_stride] = -INFINITY;
+    target.lse[head * target.lse_stride] = -INFINITY;
   }
 }
 

@@ -51,6 +51,7 @@ struct SparseArgs {
   SparseDecodeParams params;
   SparseList list;
   SparseParts parts;
+  bool folds;  // a row's blocks are a cluster, which folds the parts
   float* values;
   int64_t row_stride;
   int64_t head_stride;

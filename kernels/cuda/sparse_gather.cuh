@@ -122,13 +122,12 @@ __device__ inline void CopyKeys(SparseShared<kBoxes>& shared, const SparseArgs& 
 }
 
 // The third warpgroup, fp8: widens this block's share of every step's keys, for itself and for the
-// other block if there is one.  A step's first keys are sent for while the step before is attended.
+// other block if there is one.  A lane has its share of a step in registers; where a key was, the
+// next step's is sent for.
 template <KvFormat kFormat, int32_t kBlocks, int32_t kBoxes>
 __device__ inline void WidenKeys(SparseShared<kBoxes>& shared, const SparseArgs& args, int32_t row,
                                  const SparsePart& part) {
   constexpr int32_t kTurns = kKeyTurns<kBlocks>;
-  constexpr int32_t kLoaded = 2;  // of a lane's keys of a step, in registers at once
-  static_assert(kTurns % kLoaded == 0);
   const int32_t thread = static_cast<int32_t>(threadIdx.x) - 2 * kWarpgroupThreads;
   const int32_t lane = thread % kKeyLanes, group = thread / kKeyLanes;
   uint16_t* const rows =
@@ -137,33 +136,28 @@ __device__ inline void WidenKeys(SparseShared<kBoxes>& shared, const SparseArgs&
   const ClusterAddress peer_rows = AddressInRank(rows, peer);
   const ClusterAddress peer_full = AddressInRank(shared.full, peer);
   KeyPlaces<kFormat, kBoxes, kBlocks> places(args, row, part, group, lane);
-  LaneKey<kFormat, kBoxes> keys[kLoaded];
-  const auto load = [&](int32_t first) {
-#pragma unroll
-    for (int32_t i = 0; i < kLoaded; ++i) keys[i].Load(places.Of(first + i), lane);
-  };
+  LaneKey<kFormat, kBoxes> keys[kTurns];
   places.FindNextStep();
-  load(0);
+#pragma unroll
+  for (int32_t turn = 0; turn < kTurns; ++turn) keys[turn].Load(places.Of(turn), lane);
   const int32_t num_steps = part.num_steps();
   RingPosition<kSparseStages> at;
 #pragma unroll 1
   for (int32_t step = 0; step < num_steps; ++step, at.Advance()) {
+    places.FindNextStep();
     WaitFor(&shared.empty[at.stage], at.parity ^ 1);
 #pragma unroll
-    for (int32_t first = 0; first < kTurns; first += kLoaded) {
-#pragma unroll
-      for (int32_t i = 0; i < kLoaded; ++i) {
-        const int32_t turn_at = at.stage * kBoxes * kBoxElements + (first + i) * kKeyTurnElements;
-        keys[i].Widen([&](int32_t box, const uint4& unit) {
-          const int32_t to = turn_at + box * kBoxElements;
-          *reinterpret_cast<uint4*>(rows + to) = unit;
-          if constexpr (kBlocks > 1) {
-            StoreAsync(peer_rows + to * sizeof(uint16_t), unit,
-                       peer_full + at.stage * sizeof(Barrier));
-          }
-        });
-      }
-      if (first + kLoaded < kTurns) load(first + kLoaded);
+    for (int32_t turn = 0; turn < kTurns; ++turn) {
+      const int32_t turn_at = at.stage * kBoxes * kBoxElements + turn * kKeyTurnElements;
+      keys[turn].Widen([&](int32_t box, const uint4& unit) {
+        const int32_t to = turn_at + box * kBoxElements;
+        *reinterpret_cast<uint4*>(rows + to) = unit;
+        if constexpr (kBlocks > 1) {
+          StoreAsync(peer_rows + to * sizeof(uint16_t), unit,
+                     peer_full + at.stage * sizeof(Barrier));
+        }
+      });
+      keys[turn].Load(places.Of(turn), lane);
     }
     PublishShared();
     __syncwarp();
@@ -172,11 +166,6 @@ __device__ inline void WidenKeys(SparseShared<kBoxes>& shared, const SparseArgs&
                       kSparseKeys / kBlocks * kBoxes * kBoxColumns * sizeof(uint16_t));
     } else if (thread % kWarpSize == 0) {
       Arrive(&shared.full[at.stage]);
-    }
-    // A branch, so that the loads are not moved before the arrival.
-    if (step + 1 < num_steps) {
-      places.FindNextStep();
-      load(0);
     }
   }
 }

@@ -7,6 +7,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/sparse_attention.cuh"
 #include "kernels/cuda/sparse_block.cuh"
+#include "kernels/cuda/sparse_fold.cuh"
 #include "kernels/cuda/sparse_gather.cuh"
 #include "kernels/cuda/sparse_result.cuh"
 #include "status/status_macros.h"
@@ -15,17 +16,21 @@ namespace kernels::cuda {
 namespace {
 
 constexpr int32_t kMinKeysPerPart = 2 * kSparseKeys;
+constexpr int32_t kFoldedParts = 2;  // of a row, by a cluster
 
 // Of a thread.  A block starts with 168 for each of its three warpgroups' threads, and divides
-// them.
-constexpr int32_t kAttendRegisters = 216;
-constexpr int32_t kGatherRegisters = 72;
-static_assert(2 * kAttendRegisters + kGatherRegisters == 3 * 168);
+// them: a lane that widens a step's keys for one block has twice as many of them on their way.
+template <KvFormat kFormat, int32_t kBlocks>
+constexpr int32_t kGatherRegisters = kFormat == KvFormat::kBfloat16 ? 72
+                                     : kBlocks > 1                  ? 88
+                                                                    : 104;
+template <KvFormat kFormat, int32_t kBlocks>
+constexpr int32_t kAttendRegisters = (3 * 168 - kGatherRegisters<kFormat, kBlocks>) / 2;
 
-// Grid: tiles of heads, parts of a row, rows.  Blocks of neighbouring tiles, kBlocks of them, share
-// the gathering of their row's keys.
+// Grid: tiles of heads, parts of a row, rows.  A cluster is kBlocks neighbouring tiles, which share
+// the gathering of their row's keys, or all parts of a row if it folds them.
 template <KvFormat kFormat, int32_t kBoxes, int32_t kBlocks>
-__global__ void __cluster_dims__(kBlocks) __launch_bounds__(kSparseThreads, 1)
+__global__ void __launch_bounds__(kSparseThreads, 1)
     SparseLatentKernel(const __grid_constant__ SparseArgs args) {
   // Not through an integer, or accesses would not be known to be to shared memory.
   std::byte* const dynamic = DynamicShared();
@@ -46,70 +51,89 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kSparseThreads, 1)
   const SparseDecodeParams& params = args.params;
   const int32_t first_head = static_cast<int32_t>(blockIdx.x) * kSparseHeads;
   const int32_t num_heads = min(kSparseHeads, params.num_heads - first_head);
-  const int32_t num_parts = static_cast<int32_t>(gridDim.y);
   const int32_t row = static_cast<int32_t>(blockIdx.z);
   const bool gathers = threadIdx.x >= 2 * kWarpgroupThreads;
   // Queries are older than the list, so they can be loaded while it is made.
   if (!gathers) LoadQueries(shared, params, row, first_head);
   WaitForPrevious();
-  const SparsePart part = SparsePartOf(args, row, static_cast<int32_t>(blockIdx.y), num_parts);
+  const SparsePart part =
+      SparsePartOf(args, row, static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(gridDim.y));
   if (gathers) {
-    GiveRegisters<kGatherRegisters>();
+    GiveRegisters<kGatherRegisters<kFormat, kBlocks>>();
     if (part.begin < part.end) GatherKeys<kFormat, kBlocks>(shared, args, row, part);
-    if constexpr (kBlocks > 1) ClusterBarrier();
+    if (args.folds) ClusterBarrier();
+    if (kBlocks > 1 || args.folds) ClusterBarrier();
     return;
   }
-  TakeRegisters<kAttendRegisters>();
-  SparseTarget target{args.values + row * args.row_stride + first_head * args.head_stride,
-                      args.head_stride, params.sink == nullptr ? nullptr : params.sink + first_head,
-                      num_parts == 1 && RotatesBack(args, row, threadIdx.x == 0)};
-  float* lse = params.lse == nullptr ? nullptr : params.lse + first_head * params.lse_stride + row;
-  int64_t lse_stride = params.lse_stride;
-  if (num_parts > 1) {
-    const int64_t vector = (int64_t{row} * num_parts + blockIdx.y) * params.num_heads + first_head;
-    target = {args.parts.values + vector * kSparseValueDim, kSparseValueDim, nullptr, false};
-    lse = args.parts.lse + vector;
-    lse_stride = 1;
-  }
+  TakeRegisters<kAttendRegisters<kFormat, kBlocks>>();
+  const SparsePartResult result = PartResult(shared);
   const auto attend = [&]<int32_t kGroup>() {
     SparseAttention<kFormat, kBoxes, kBlocks, kGroup> attention(shared, params.softmax_scale,
                                                                 part.end - part.begin);
     attention.AttendKeys();
-    float row_lse[2];
-    attention.Divide(params.softmax_scale, target.sink, num_heads, row_lse);
-    if constexpr (kGroup == 0) {
-      for (int32_t i = 0; i < 2; ++i) {
-        const int32_t head = attention.Head(i);
-        if (threadIdx.x % 4 == 0 && lse != nullptr && head < num_heads) {
-          lse[head * lse_stride] = row_lse[i];
-        }
-      }
-    } else if (target.rotate_back) {
+    const SparseTarget target = TargetOf(args, row, first_head);
+    float lse[2];
+    attention.Divide(params.softmax_scale, args.folds ? nullptr : target.sink, num_heads, lse);
+    if (args.folds) return attention.Leave(result, lse);
+    if (kGroup == 0) attention.StoreLse(target, num_heads, lse);
+    if (kGroup == 1 && target.rotate_back) {
       attention.RotateValuesBack(params.inverse_rope, params.positions[row]);
     }
     attention.Store(target, num_heads);
   };
-  if (part.begin >= part.end) {
-    StoreNothing(target, num_heads, lse, lse_stride);
-  } else if (threadIdx.x < kWarpgroupThreads) {
-    attend.template operator()<0>();
-  } else {
-    attend.template operator()<1>();
+  if (part.begin < part.end) {
+    if (threadIdx.x < kWarpgroupThreads) {
+      attend.template operator()<0>();
+    } else {
+      attend.template operator()<1>();
+    }
+  } else if (!args.folds) {
+    StoreNothing(TargetOf(args, row, first_head), num_heads);
+  } else if (threadIdx.x < kSparseHeads) {
+    result.lse[threadIdx.x] = -INFINITY;
   }
-  // Nobody leaves while the other block may still write here.
-  if constexpr (kBlocks > 1) ClusterBarrier();
+  if (args.folds) {
+    ClusterBarrier();
+    FoldParts(result, args, row, num_heads, TargetOf(args, row, first_head));
+  }
+  // Nobody leaves while others may still read or write here.
+  if (kBlocks > 1 || args.folds) ClusterBarrier();
+}
+
+// In clusters of that many blocks and parts, which Launch (launch.cuh) does not know.
+absl::Status LaunchInClusters(const Launcher& launcher, void (*kernel)(SparseArgs), dim3 grid,
+                              dim3 cluster, size_t shared_bytes, const SparseArgs& args) {
+  constexpr char kName[] = "sparse_decode";
+  const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                 static_cast<int>(shared_bytes));
+  if (error != cudaSuccess) return ToStatus(error, kName);
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster.x, cluster.y, cluster.z};
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(kSparseThreads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = launcher.stream;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return ToStatus(cudaLaunchKernelEx(&config, kernel, args), kName);
 }
 
 template <KvFormat kFormat, int32_t kBoxes, int32_t kBlocks>
-absl::Status RunParts(const Launcher& launcher, const SparseArgs& args, int32_t num_parts) {
+absl::Status RunParts(const Launcher& launcher, SparseArgs args, int32_t num_parts) {
+  if (args.params.num_rows == 0 || args.params.num_heads == 0) return absl::OkStatus();
+  args.folds = num_parts == kFoldedParts && kBlocks == 1;
   const dim3 grid(static_cast<uint32_t>(CeilDiv(args.params.num_heads, kSparseHeads)),
                   static_cast<uint32_t>(num_parts), static_cast<uint32_t>(args.params.num_rows));
-  return Launch(launcher, "sparse_decode", SparseLatentKernel<kFormat, kBoxes, kBlocks>,
-                {.grid = grid,
-                 .threads = kSparseThreads,
-                 .shared_bytes = sizeof(SparseShared<kBoxes>) + kBoxAlignment,
-                 .early = true},
-                args);
+  RETURN_IF_ERROR(LaunchInClusters(launcher, SparseLatentKernel<kFormat, kBoxes, kBlocks>, grid,
+                                   dim3(kBlocks, args.folds ? kFoldedParts : 1),
+                                   sizeof(SparseShared<kBoxes>) + kBoxAlignment, args));
+  if (num_parts == 1 || args.folds) return absl::OkStatus();
+  return CombineSparseParts(launcher, args, num_parts);
 }
 
 absl::Status RunFormat(const Launcher& launcher, const SparseArgs& args, int32_t num_parts) {
@@ -165,14 +189,12 @@ bool CanRunSparseLatent(const SparseDecodeParams& params) {
 absl::Status SparseLatent(const Launcher& launcher, const SparseDecodeParams& params,
                           const SparseList& list, const SparseParts& parts, float* values,
                           int64_t row_stride, int64_t head_stride) {
-  const SparseArgs args{
-      params, list, parts, values, row_stride, head_stride, launcher.device.fault};
+  const SparseArgs args{params, list,       parts,       /*folds=*/false,
+                        values, row_stride, head_stride, launcher.device.fault};
   const int32_t tiles = CeilDiv(params.num_heads, kSparseHeads) * params.num_rows;
   const int32_t num_parts = std::max(
       1, std::min(kMaxSparseParts / tiles, static_cast<int32_t>(list.stride) / kMinKeysPerPart));
-  RETURN_IF_ERROR(RunFormat(launcher, args, num_parts));
-  if (num_parts == 1) return absl::OkStatus();
-  return CombineSparseParts(launcher, args, num_parts);
+  return RunFormat(launcher, args, num_parts);
 }
 
 }  // namespace kernels::cuda

@@ -3,9 +3,10 @@
 // codes that are no numbers count as 480.  A sibling of sparse_decode.cu's general form, for
 // devices that may round activations to bf16.
 //
-// Few rows have their entries shared out over blocks of threads; a second kernel then combines the
-// parts.  Results are the same in every run, but where a row is cut depends on how many rows there
-// are.
+// Few rows have their entries shared out over blocks of threads.  Two of them are a cluster, which
+// folds their parts; those of more blocks a second kernel combines, for clusters of four and more
+// find no room for as many blocks as there are multiprocessors.  Results are the same in every run,
+// but where a row is cut depends on how many rows there are.
 
 #ifndef KERNELS_CUDA_SPARSE_LATENT_H_
 #define KERNELS_CUDA_SPARSE_LATENT_H_

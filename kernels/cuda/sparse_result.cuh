@@ -17,6 +17,8 @@ struct SparseTarget {
   float* values;
   int64_t head_stride;
   const float* sink;  // of these heads; null: none
+  float* lse;         // of these heads, lse_stride apart; null: nowhere
+  int64_t lse_stride;
   bool rotate_back;
 };
 
@@ -41,6 +43,28 @@ __device__ inline bool RotatesBack(const SparseArgs& args, int32_t row, bool not
   if (position < rope.max_positions) return position >= 0;
   if (notes) NoteFault(args.fault, FaultKind::kPosition, row, position);
   return false;
+}
+
+// Of heads from `first_head` on: the row's, or this block's part of it if another kernel combines
+// them.
+__device__ inline SparseTarget TargetOf(const SparseArgs& args, int32_t row, int32_t first_head) {
+  const SparseDecodeParams& params = args.params;
+  const auto num_parts = static_cast<int32_t>(gridDim.y);
+  if (num_parts > 1 && !args.folds) {
+    const int64_t vector = (int64_t{row} * num_parts + blockIdx.y) * params.num_heads + first_head;
+    return {args.parts.values + vector * kSparseValueDim,
+            kSparseValueDim,
+            nullptr,
+            args.parts.lse + vector,
+            1,
+            false};
+  }
+  return {args.values + row * args.row_stride + first_head * args.head_stride,
+          args.head_stride,
+          params.sink == nullptr ? nullptr : params.sink + first_head,
+          params.lse == nullptr ? nullptr : params.lse + first_head * params.lse_stride + row,
+          params.lse_stride,
+          RotatesBack(args, row, first_head == 0 && threadIdx.x == 0)};
 }
 
 }  // namespace kernels::cuda

@@ -245,16 +245,19 @@ class CudaSparseLatentTest : public CudaSparseDecodeTest,
     return c;
   }
   // A window and compressed entries, sinks and the way back of the rotation.
-  static Case MakeV4(KvFormat format, int32_t heads) {
+  static Case MakeV4(KvFormat format, int32_t heads, int32_t most_entries = 1000) {
     Case c({heads, 448, 64, 512}, 5, /*gap=*/4);
     const std::vector<std::vector<int32_t>> windows = {
-        SomeSlots(128, 256, 1), SomeSlots(1, 256, 2), {}, {}, SomeSlots(100, 256, 3)};
-    const std::vector<std::vector<int32_t>> entries = {
-        SomeSlots(512, 1024, 4), {}, SomeSlots(70, 1024, 5), {}, SomeSlots(1000, 1024, 6)};
+        SomeSlots(126, 256, 1), SomeSlots(1, 256, 2), {}, {}, SomeSlots(100, 256, 3)};
+    const std::vector<std::vector<int32_t>> entries = {SomeSlots(most_entries / 2, 1024, 4),
+                                                       {},
+                                                       SomeSlots(70, 1024, 5),
+                                                       {},
+                                                       SomeSlots(most_entries, 1024, 6)};
     c.sources.emplace_back(c.dims, format, /*block_size=*/128, /*num_blocks=*/2, windows, 10);
     c.sources.emplace_back(c.dims, format, /*block_size=*/2, /*num_blocks=*/512, entries, 11);
-    c.sources[0].Lay(256, {-1, kMin});
-    c.sources[1].Lay(1024, {kMax});
+    c.sources[0].Lay(128, {-1, kMin});
+    c.sources[1].Lay(most_entries <= 127 ? 128 : 1024, {kMax});
     c.sink = RandomTensor(heads, 12, 2);
     c.inverse_rope = true;
     Round(c);
@@ -271,6 +274,16 @@ TEST_P(CudaSparseLatentTest, MatchesTheReference) {
   EXPECT_TRUE(AllClose(Run(one), one.Reference(), kRounded));
   Case few = Make(70, {0, 129, 1000});
   EXPECT_TRUE(AllClose(Run(few), few.Reference(), kRounded));
+}
+
+// Lists of up to 256 indices make two parts, which a cluster of blocks folds: of a list of 40 the
+// second one is empty.
+TEST_P(CudaSparseLatentTest, TwoPartsOfARow) {
+  Case c = Make(20, {200, 40, 0, 65, 250});
+  c.sources[0].Lay(256, {-1, kMin});
+  const std::vector<float> folded = Run(c);
+  EXPECT_TRUE(AllClose(folded, c.Reference(), kRounded));
+  EXPECT_TRUE(BitEqual(Run(c), folded));
 }
 
 TEST_P(CudaSparseLatentTest, TheSameEveryTime) {
@@ -303,12 +316,14 @@ TEST_P(CudaSparseLatentTest, LargeValues) {
 class CudaSparseSharedKvTest : public CudaSparseLatentTest {};
 
 TEST_P(CudaSparseSharedKvTest, MatchesTheReference) {
-  for (const int32_t heads : {64, 70}) {
-    Case c = MakeV4(GetParam(), heads);
-    EXPECT_TRUE(AllClose(Run(c), c.Reference(), kRounded));
-    c.sink.clear();
-    c.inverse_rope = false;
-    EXPECT_TRUE(AllClose(Run(c), c.Reference(), kRounded));
+  for (const int32_t heads : {20, 64, 70}) {
+    for (const int32_t most_entries : {1000, 120}) {  // two parts: folded by a cluster
+      Case c = MakeV4(GetParam(), heads, most_entries);
+      EXPECT_TRUE(AllClose(Run(c), c.Reference(), kRounded));
+      c.sink.clear();
+      c.inverse_rope = false;
+      EXPECT_TRUE(AllClose(Run(c), c.Reference(), kRounded));
+    }
   }
 }
 
