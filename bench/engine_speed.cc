@@ -21,6 +21,7 @@
 #include <cstring>
 #include <deque>
 #include <fstream>
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
@@ -81,6 +82,36 @@ nlohmann::json MiddleStep(const std::vector<bench::KernelSpan>& spans, int32_t n
 }
 
 constexpr int32_t kSeedTokens = 4096;  // whose entries fill a context
+
+// Copies within a cache, wherever it lies.
+class CacheCopier {
+ public:
+  explicit CacheCopier(engine::Engine* engine) : copies_(Check(engine->MakeCopies())) {}
+
+  void Copy(absl::Span<const std::byte> from, absl::Span<std::byte> to) {
+    if (copies_ == nullptr) {
+      std::memcpy(to.data(), from.data(), from.size());
+      return;
+    }
+    if (host_ == nullptr || host_->size_bytes() < static_cast<int64_t>(from.size())) {
+      host_ = Check(copies_->AllocateHost(static_cast<int64_t>(from.size())));
+    }
+    const absl::Span<std::byte> host(host_->data(), from.size());
+    Wait([&](auto done) { copies_->ToHost(host, from.data(), done); });
+    Wait([&](auto done) { copies_->ToDevice(to.data(), host, done); });
+  }
+
+ private:
+  template <typename Start>
+  static void Wait(const Start& start) {
+    std::promise<absl::Status> ended;
+    start([&ended](absl::Status status) { ended.set_value(std::move(status)); });
+    Check(ended.get_future().get());
+  }
+
+  std::unique_ptr<kernels::Buffer> host_;
+  std::unique_ptr<kernels::DeviceCopies> copies_;
+};
 
 class Bench {
  public:
@@ -194,22 +225,23 @@ class Bench {
     std::vector<engine::Sequence> seed;
     seed.push_back(NewSequence(static_cast<int32_t>(seqs.size()), std::min(context, kSeedTokens)));
     Prefill(seed);
-    Check(engine_->ExportCache({.blocks = seed[0].blocks, .state_slot = seed[0].state_slot}));
-    const auto copy = [](engine::CacheMemory& memory, int64_t size, int64_t from, int64_t to) {
-      std::memcpy(memory.data() + to * size, memory.data() + from * size, size);
+    CacheCopier copier(engine_.get());
+    const auto span_of = [](absl::Span<std::byte> memory, int64_t size, int64_t piece) {
+      return memory.subspan(piece * size, size);
     };
+    const engine::CacheSpans cache = engine_->cache();
+    const auto block = [&](int32_t id) { return span_of(cache.token_blocks, block_bytes(), id); };
+    const auto slot = [&](int32_t id) { return span_of(cache.state_slots, slot_bytes(), id); };
     for (size_t i = 0; i < seqs.size(); ++i) {
       engine::Sequence& seq = seqs[i];
       Check(engine::GrowBlocks(seq, context, block_size(), pool_));
       for (size_t b = 0; b < seq.blocks.size(); ++b) {
-        copy(*memory_, block_bytes(), seed[0].blocks[(b + i) % seed[0].blocks.size()],
-             seq.blocks[b]);
+        copier.Copy(block(seed[0].blocks[(b + i) % seed[0].blocks.size()]), block(seq.blocks[b]));
       }
       if (slot_bytes() > 0) {
-        copy(*slots_, slot_bytes(), seed[0].state_slot, seq.state_slot);
+        copier.Copy(slot(seed[0].state_slot), slot(seq.state_slot));
         seq.state_source = engine::kNoSlot;
       }
-      Check(engine_->ImportCache({.blocks = seq.blocks, .state_slot = seq.state_slot}));
       seq.num_computed = context;
     }
     engine::ReleaseBlocks(seed[0], pool_);

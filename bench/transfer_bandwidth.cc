@@ -27,28 +27,34 @@
 #include <mutex>
 
 #include "absl/strings/escaping.h"
-#include "kv_transfer/ucx_transport.h"
 #include "status/check.h"
+#include "tests/kv_transfer/ucx_of_test.h"
 
 namespace {
 
 using kv_transfer::Epoch;
 using kv_transfer::LinkAddress;
 using kv_transfer::MessageHeader;
+using kv_transfer::TestMemory;
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kWarmUp = 20;  // blocks
 
 struct Options {
   std::string kind = "tcp";
+  std::string path;  // tests/kv_transfer/ucx_of_test.h
   int64_t block_bytes = 64 * 27 * 1152;
   int64_t pool_bytes = 0;  // 0: one block
   int64_t total_bytes = int64_t{4} << 30;
   bool sender = false;
 };
 
-// Memory as a worker maps it: huge pages, touched once.
-absl::Span<std::byte> MapPool(int64_t bytes) {
+// Memory as a worker has it: huge pages, touched once, or a device's.
+absl::Span<std::byte> MakePool(const Options& options, int64_t bytes) {
+  if (!options.path.empty()) {
+    static const std::unique_ptr<kernels::Buffer> buffer = TestMemory::Get().Allocate(bytes);
+    return {buffer->data(), static_cast<size_t>(bytes)};
+  }
   void* const memory =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   FERRY_CHECK(memory != MAP_FAILED) << "mapping " << bytes << " bytes";
@@ -110,11 +116,8 @@ void Print(std::ostream& out, const Epoch& epoch, const LinkAddress& address) {
 }
 
 std::unique_ptr<kv_transfer::Transport> MakeTransport(const Options& options, const Epoch& epoch) {
-  kv_transfer::UcxOptions ucx;
-  ucx.epoch = epoch;
-  ucx.link_kinds = {options.kind};
-  ucx.listen_ip = "127.0.0.1";
-  auto transport = kv_transfer::CreateUcxTransport(ucx);
+  static const std::unique_ptr<kernels::DeviceCopies> copies = TestMemory::Get().MakeCopies();
+  auto transport = kv_transfer::MakeUcx(options.kind + options.path, epoch, copies.get());
   FERRY_CHECK(transport.ok()) << transport.status();
   return *std::move(transport);
 }
@@ -129,7 +132,7 @@ int RunSender(const Options& options) {
                             .host_id = Unhex(host_id),
                             .worker_address = Unhex(worker_address),
                             .listener = Unhex(listener)};
-  const absl::Span<std::byte> pool = MapPool(PoolBlocks(options) * options.block_bytes);
+  const absl::Span<std::byte> pool = MakePool(options, PoolBlocks(options) * options.block_bytes);
   const auto transport = MakeTransport(options, Epoch::Random());
   const absl::Status status = transport->Connect(receiver, {address}, absl::Seconds(10));
   FERRY_CHECK(status.ok()) << status;
@@ -169,7 +172,7 @@ int RunSender(const Options& options) {
 }
 
 int RunReceiver(const Options& options, char** argv) {
-  const absl::Span<std::byte> pool = MapPool(PoolBlocks(options) * options.block_bytes);
+  const absl::Span<std::byte> pool = MakePool(options, PoolBlocks(options) * options.block_bytes);
   const int64_t messages = options.total_bytes / options.block_bytes;
   Meter meter(pool, options.block_bytes, kWarmUp + messages);
   const Epoch epoch = Epoch::Random();
@@ -184,6 +187,7 @@ int RunReceiver(const Options& options, char** argv) {
   std::vector<std::string> words = {argv[0],
                                     "--sender",
                                     "--kind=" + options.kind,
+                                    "--path=" + options.path,
                                     "--block_bytes=" + std::to_string(options.block_bytes),
                                     "--pool_bytes=" + std::to_string(options.pool_bytes),
                                     "--total_bytes=" + std::to_string(options.total_bytes)};
@@ -211,8 +215,8 @@ int RunReceiver(const Options& options, char** argv) {
   };
   const double gigabytes = 1e-9 * static_cast<double>(messages * options.block_bytes);
   std::printf(
-      "%.3f GB/s  kind=%s block_bytes=%ld pool_bytes=%ld  cpu s/GB: receiver %.3f sender %.3f\n",
-      gigabytes / seconds, options.kind.c_str(), options.block_bytes,
+      "%.3f GB/s  kind=%s%s block_bytes=%ld pool_bytes=%ld  cpu s/GB: receiver %.3f sender %.3f\n",
+      gigabytes / seconds, options.kind.c_str(), options.path.c_str(), options.block_bytes,
       PoolBlocks(options) * options.block_bytes, cpu(own) / gigabytes, cpu(child) / gigabytes);
   return 0;
 }
@@ -223,6 +227,8 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app("measures Ferry's transport between two processes");
   app.add_option("--kind", options.kind, "shm, tcp or rc");
+  app.add_option("--path", options.path,
+                 "of a GPU's memory (FERRY_TEST_MEMORY=cuda): _staged or _device (with shm)");
   app.add_option("--block_bytes", options.block_bytes)->check(CLI::Range(1, 8 << 20));
   app.add_option("--pool_bytes", options.pool_bytes, "0: one block, reused");
   app.add_option("--total_bytes", options.total_bytes);

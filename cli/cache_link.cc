@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "kv_transfer/outgoing_transfer.h"
+#include "kv_transfer/staged_transport.h"
 #include "kv_transfer/ucx_transport.h"
 #include "status/check.h"
 #include "status/status_macros.h"
@@ -35,16 +36,24 @@ struct Promised {
 
 }  // namespace
 
-absl::StatusOr<CacheLink::Side> CacheLink::OpenSide(const Memory& memory) {
+absl::StatusOr<CacheLink::Side> CacheLink::OpenSide(engine::Engine& engine) {
   Side side;
   side.epoch = kv_transfer::Epoch::Random();
   kv_transfer::UcxOptions options;
   options.epoch = side.epoch;
   options.listen_ip = "127.0.0.1";
   ASSIGN_OR_RETURN(side.transport, kv_transfer::CreateUcxTransport(options));
-  RETURN_IF_ERROR(side.transport->Register(memory.cache));
-  if (!memory.state_slots.empty()) {
-    RETURN_IF_ERROR(side.transport->Register(memory.state_slots));
+  ASSIGN_OR_RETURN(side.copies, engine.MakeCopies());
+  const engine::CacheSpans cache = engine.cache();
+  if (side.copies != nullptr) {
+    side.transport = kv_transfer::CreateStagedTransport(
+        std::move(side.transport), side.copies.get(), kv_transfer::kMaxMessageBytes);
+  }
+  const auto kind =
+      side.copies == nullptr ? kv_transfer::MemoryKind::kHost : kv_transfer::MemoryKind::kDevice;
+  RETURN_IF_ERROR(side.transport->Register(cache.token_blocks, kind));
+  if (!cache.state_slots.empty()) {
+    RETURN_IF_ERROR(side.transport->Register(cache.state_slots, kind));
   }
   side.incoming = kv_transfer::CreateIncomingTransfers(side.epoch, side.transport.get());
   return side;
@@ -60,10 +69,10 @@ CacheLink::~CacheLink() {
   }
 }
 
-absl::StatusOr<std::unique_ptr<CacheLink>> CacheLink::Create(const Memory& source_memory,
-                                                             const Memory& target_memory) {
-  ASSIGN_OR_RETURN(Side source, OpenSide(source_memory));
-  absl::StatusOr<Side> target = OpenSide(target_memory);
+absl::StatusOr<std::unique_ptr<CacheLink>> CacheLink::Create(engine::Engine& source_engine,
+                                                             engine::Engine& target_engine) {
+  ASSIGN_OR_RETURN(Side source, OpenSide(source_engine));
+  absl::StatusOr<Side> target = OpenSide(target_engine);
   if (!target.ok()) {
     source.transport->Close();
     source.incoming.reset();

@@ -1,5 +1,5 @@
-// CacheLink: two UCX transports in this process, from one cache to another: what lies between a
-// prefill and a decode worker, without the workers.
+// CacheLink: two UCX transports in this process, from one engine's cache to another's: what lies
+// between a prefill and a decode worker, without the workers.
 //
 // Thread-compatible.
 
@@ -14,6 +14,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "engine/engine.h"
+#include "kernels/device_copies.h"
 #include "kv_transfer/incoming_transfers.h"
 #include "kv_transfer/transport.h"
 
@@ -21,14 +23,9 @@ namespace cli {
 
 class CacheLink final {
  public:
-  // What is sent from and received into; it must outlive the link.
-  struct Memory {
-    absl::Span<std::byte> cache;
-    absl::Span<std::byte> state_slots = {};  // empty: the model keeps no state
-  };
-  // Errors: kUnavailable if UCX cannot connect them.
-  static absl::StatusOr<std::unique_ptr<CacheLink>> Create(const Memory& source,
-                                                           const Memory& target);
+  // Both have a cache, and must outlive the link.  Errors: kUnavailable if UCX cannot connect them.
+  static absl::StatusOr<std::unique_ptr<CacheLink>> Create(engine::Engine& source,
+                                                           engine::Engine& target);
   ~CacheLink();
 
   struct Report {
@@ -42,7 +39,7 @@ class CacheLink final {
     absl::Span<Byte> state_slot = {};  // empty: none
   };
   // Sends from to to and returns when the receiver has every byte.
-  // REQUIRES: equally many pieces of equal sizes, within the memory.
+  // REQUIRES: equally many pieces of equal sizes, within the caches.
   absl::StatusOr<Report> Send(const Pieces<const std::byte>& from, const Pieces<std::byte>& to);
 
   std::string link_name() const;  // "shm/sysv"
@@ -50,10 +47,11 @@ class CacheLink final {
  private:
   struct Side {
     kv_transfer::Epoch epoch;
+    std::unique_ptr<kernels::DeviceCopies> copies;  // null: the transport sees the cache itself
     std::unique_ptr<kv_transfer::Transport> transport;
     std::unique_ptr<kv_transfer::IncomingTransfers> incoming;
   };
-  static absl::StatusOr<Side> OpenSide(const Memory& memory);
+  static absl::StatusOr<Side> OpenSide(engine::Engine& engine);
 
   CacheLink(Side source, Side target);
 

@@ -24,7 +24,7 @@ absl::StatusOr<std::unique_ptr<EngineSession>> EngineSession::Create(
       engine::CacheMemory memory,
       engine::CacheMemory::Map(all_blocks * session->engine_->cache_layout().block_bytes()));
   session->memory_ = std::make_unique<engine::CacheMemory>(std::move(memory));
-  std::memset(session->cache().data(), 0xff, session->cache().size());
+  std::memset(session->memory_->data(), 0xff, session->memory_->span().size());
   absl::Span<std::byte> slot_bytes;
   if (const int64_t bytes = session->state_slot_bytes(); bytes > 0) {
     ASSIGN_OR_RETURN(engine::CacheMemory slots, engine::CacheMemory::Map(kStateSlots * bytes));
@@ -32,7 +32,7 @@ absl::StatusOr<std::unique_ptr<EngineSession>> EngineSession::Create(
     slot_bytes = session->slot_memory_->span();
     std::memset(slot_bytes.data() + bytes, 0xff, slot_bytes.size() - bytes);  // slot 0 is zero
   }
-  session->engine_->SetCache(session->cache(), slot_bytes);
+  session->engine_->SetCache(session->memory_->span(), slot_bytes);
   session->pool_ =
       std::make_unique<engine::BlockPool>(num_blocks + 1, slot_bytes.empty() ? 0 : kStateSlots);
   session->plan_ = std::make_unique<model::StepPlan>(session->engine_->limits());
@@ -86,12 +86,12 @@ engine::Sequence EngineSession::NewSequence(absl::Span<const int32_t> tokens) co
 
 absl::Span<std::byte> EngineSession::StateSlot(engine::SlotId slot) const {
   if (slot == engine::kNoSlot) return {};
-  return state_slots().subspan(slot * state_slot_bytes(), state_slot_bytes());
+  return engine_->cache().state_slots.subspan(slot * state_slot_bytes(), state_slot_bytes());
 }
 
 absl::Span<std::byte> EngineSession::Block(engine::BlockId block) const {
   const int64_t block_bytes = engine_->cache_layout().block_bytes();
-  return cache().subspan(block * block_bytes, block_bytes);
+  return engine_->cache().token_blocks.subspan(block * block_bytes, block_bytes);
 }
 
 }  // namespace cli

@@ -47,18 +47,14 @@ class EngineSession final {
   void Accept(engine::Sequence& seq, int32_t token);
 
   engine::Sequence NewSequence(absl::Span<const int32_t> tokens) const;
+  // Of the engine's cache; a device's may be the device's alone.
   absl::Span<std::byte> Block(engine::BlockId block) const;
   absl::Span<std::byte> StateSlot(engine::SlotId slot) const;  // empty for kNoSlot
 
   engine::Engine& engine() { return *engine_; }
   engine::BlockPool& pool() { return *pool_; }
   int32_t block_size() const { return engine_->cache_layout().spec().block_size; }
-  absl::Span<std::byte> cache() const { return memory_->span(); }
   int64_t state_slot_bytes() const { return engine_->cache_layout().spec().state_slot_bytes; }
-  // Empty if the model keeps no state.
-  absl::Span<std::byte> state_slots() const {
-    return slot_memory_ == nullptr ? absl::Span<std::byte>() : slot_memory_->span();
-  }
 
  private:
   EngineSession() = default;

@@ -196,8 +196,7 @@ absl::Status ParityRunner::RunDecode(const ParityCase& golden, CaseRun& run) {
 absl::Status ParityRunner::OpenLink() {
   if (link_ != nullptr) return absl::OkStatus();
   ASSIGN_OR_RETURN(receiver_, EngineSession::Create(engine_options_, num_blocks_));
-  ASSIGN_OR_RETURN(link_, CacheLink::Create({session_->cache(), session_->state_slots()},
-                                            {receiver_->cache(), receiver_->state_slots()}));
+  ASSIGN_OR_RETURN(link_, CacheLink::Create(session_->engine(), receiver_->engine()));
   return absl::OkStatus();
 }
 
@@ -222,11 +221,7 @@ absl::Status ParityRunner::RunTransfer(const ParityCase& golden, CaseRun& run) {
   for (const engine::BlockId id : target.get().blocks) to.blocks.push_back(receiver_->Block(id));
   from.state_slot = session_->StateSlot(source.get().state_slot);
   to.state_slot = receiver_->StateSlot(target.get().state_slot);
-  RETURN_IF_ERROR(session_->engine().ExportCache(
-      {.blocks = source.get().blocks, .state_slot = source.get().state_slot}));
   ASSIGN_OR_RETURN(const CacheLink::Report report, link_->Send(from, to));
-  RETURN_IF_ERROR(receiver_->engine().ImportCache(
-      {.blocks = target.get().blocks, .state_slot = target.get().state_slot}));
   target.get().num_computed = prefilled;
   run.note = absl::StrFormat("%d tokens (%d bytes) over %s in %.2f ms", prefilled, report.bytes,
                              link_->link_name(), absl::ToDoubleMilliseconds(report.duration));

@@ -245,11 +245,6 @@ void DecodeScheduler::Commit(Request& request, std::vector<engine::BlockId> bloc
   seq.blocks.insert(seq.blocks.end(), blocks.begin(), blocks.end());
   seq.state_slot = state_slot;
   request.phase = Phase::kRunning;
-  if (const absl::Status imported =
-          runtime_->engine->ImportCache({.blocks = blocks, .state_slot = state_slot});
-      !imported.ok()) {
-    return OnEngineFailure(imported);
-  }
   seq.num_computed = num_tokens;
   engine::IndexFullBlocks(seq, num_tokens, runtime_->block_size(), *runtime_->hasher,
                           *runtime_->pool);

@@ -75,10 +75,12 @@ absl::Status Serve(const decode_worker::DecodeOptions& options) {
       service::WritePortFile(options.worker.port_file, server->port(), metrics->port()));
   ASSIGN_OR_RETURN(service::HostPort own, service::ParseListenAddress(options.worker.listen));
   own.port = server->port();
-  spdlog::info("serving role={} address={} metrics_port={} model={} epoch={} blocks={}",
-               options.role_both ? "both" : "decode", own.ToString(), metrics->port(),
-               service::LogValue(server->runtime().model_name), server->runtime().epoch.ToHex(),
-               server->runtime().pool->num_blocks() - 1);
+  spdlog::info(
+      "serving role={} address={} metrics_port={} model={} epoch={} blocks={} "
+      "cache_path={}",
+      options.role_both ? "both" : "decode", own.ToString(), metrics->port(),
+      service::LogValue(server->runtime().model_name), server->runtime().epoch.ToHex(),
+      server->runtime().pool->num_blocks() - 1, server->runtime().cache_path);
 
   absl::Status health;
   int signal_number = 0;

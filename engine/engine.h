@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/backend.h"
+#include "kernels/device_copies.h"
 #include "model/network.h"
 
 namespace engine {
@@ -51,10 +52,10 @@ struct StepResult {
 
 using StepHandle = int64_t;
 
-// What a sequence has in the cache, or some of it.
-struct CachePieces {
-  absl::Span<const int32_t> blocks;
-  int32_t state_slot = -1;  // -1: none
+// The memory of a cache.
+struct CacheSpans {
+  absl::Span<std::byte> token_blocks;  // num_blocks * block_bytes
+  absl::Span<std::byte> state_slots;   // num_slots * state_slot_bytes; empty: no state is kept
 };
 
 class Engine {
@@ -73,16 +74,14 @@ class Engine {
   // `token_blocks`: num_blocks * block_bytes.  `state_slots`: num_slots * state_slot_bytes, empty
   // if the model keeps no state; slot 0 is zero and stays so.  Both must outlive the engine.
   // REQUIRES: no step launched yet.
-  // On a device with memory of its own the cache lies there, zero at first, and the memory given
-  // here is what a transport sees of it (ExportCache); if it does not fit, Launch says so.
+  // On a device with memory of its own the cache lies there, zero at first and as large as what is
+  // given here, of which no byte is touched; if it does not fit, Launch says so.
   virtual void SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte> state_slots) = 0;
-
-  // Where the device's cache is not the host's: ExportCache gives the host's memory the bytes of
-  // the device's, as the collected steps left them, before they are sent; ImportCache the other
-  // way, when they have been received and before a step that reads them is launched.  Both block
-  // until the bytes are there.  On the CPU there is nothing to do.
-  virtual absl::Status ExportCache(const CachePieces& /*pieces*/) { return absl::OkStatus(); }
-  virtual absl::Status ImportCache(const CachePieces& /*pieces*/) { return absl::OkStatus(); }
+  // Where the cache lies; what the collected steps have written is there.
+  virtual CacheSpans cache() const = 0;
+  // Copies from and to a cache that only the device sees; null: the host sees it.  The engine must
+  // outlive them.
+  virtual absl::StatusOr<std::unique_ptr<kernels::DeviceCopies>> MakeCopies() { return nullptr; }
 
   // REQUIRES: SetCache was called; fewer than two steps in flight; plan has the engine's limits.
   virtual absl::StatusOr<StepHandle> Launch(const model::StepPlan& plan) = 0;

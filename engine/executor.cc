@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/cuda/device_copies.h"
 #include "status/check.h"
 #include "status/status_macros.h"
 
@@ -66,54 +67,30 @@ void Executor::SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte
   FERRY_CHECK(slot_bytes == 0 ? state_slots.empty() : state_slots.size() % slot_bytes == 0)
       << state_slots.size() << " bytes for state slots of " << slot_bytes;
   num_state_slots_ = slot_bytes == 0 ? 0 : static_cast<int32_t>(state_slots.size() / slot_bytes);
-  blocks_ = {.host = token_blocks, .device = nullptr, .piece_bytes = cache_layout().block_bytes()};
-  slots_ = {.host = state_slots,
-            .device = nullptr,
-            .piece_bytes = cache_layout().spec().state_slot_bytes};
-  state_.cache = token_blocks.data();
-  state_.state_slots = state_slots.empty() ? nullptr : state_slots.data();
-  if (backend_->uses_host_memory()) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  status_ = PlaceCacheOnDevice();
+  cache_ = {.token_blocks = token_blocks, .state_slots = state_slots};
+  if (!backend_->uses_host_memory()) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    status_ = PlaceCacheOnDevice();
+  }
+  state_.cache = cache_.token_blocks.data();
+  state_.state_slots = state_slots.empty() ? nullptr : cache_.state_slots.data();
 }
 
 absl::Status Executor::PlaceCacheOnDevice() {
-  RETURN_IF_ERROR(Place(blocks_));
-  state_.cache = blocks_.device->data();
-  if (slots_.host.empty()) return absl::OkStatus();
-  RETURN_IF_ERROR(Place(slots_));
-  state_.state_slots = slots_.device->data();
-  return absl::OkStatus();
+  const auto place = [this](absl::Span<std::byte>& span,
+                            std::unique_ptr<kernels::Buffer>& memory) -> absl::Status {
+    ASSIGN_OR_RETURN(memory, backend_->Allocate(static_cast<int64_t>(span.size())));
+    span = {memory->data(), span.size()};
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(place(cache_.token_blocks, device_blocks_));
+  if (!cache_.state_slots.empty()) RETURN_IF_ERROR(place(cache_.state_slots, device_slots_));
+  return backend_->Synchronize({});
 }
 
-absl::Status Executor::Place(Mirror& mirror) {
-  ASSIGN_OR_RETURN(mirror.device, backend_->Allocate(static_cast<int64_t>(mirror.host.size())));
-  RETURN_IF_ERROR(backend_->Synchronize({}));
-  return backend_->PinHostMemory(mirror.host);
-}
-
-absl::Status Executor::CopyPieces(const CachePieces& pieces, const PieceCopy& copy) {
-  const bool has_slot = pieces.state_slot >= 0;
-  if (blocks_.device == nullptr || (pieces.blocks.empty() && !has_slot)) return absl::OkStatus();
-  for (const int32_t block : pieces.blocks) {
-    RETURN_IF_ERROR(copy(blocks_.Host(block), blocks_.Device(block)));
-  }
-  if (has_slot) {
-    RETURN_IF_ERROR(copy(slots_.Host(pieces.state_slot), slots_.Device(pieces.state_slot)));
-  }
-  return backend_->Synchronize(backend_->copy_context());
-}
-
-absl::Status Executor::ExportCache(const CachePieces& pieces) {
-  return CopyPieces(pieces, [this](absl::Span<std::byte> host, std::byte* device) {
-    return backend_->CopyToHost(backend_->copy_context(), host, device);
-  });
-}
-
-absl::Status Executor::ImportCache(const CachePieces& pieces) {
-  return CopyPieces(pieces, [this](absl::Span<std::byte> host, std::byte* device) {
-    return backend_->CopyToDevice(backend_->copy_context(), device, host);
-  });
+absl::StatusOr<std::unique_ptr<kernels::DeviceCopies>> Executor::MakeCopies() {
+  if (backend_->uses_host_memory()) return nullptr;
+  return kernels::cuda::CreateDeviceCopies();
 }
 
 absl::StatusOr<StepHandle> Executor::Launch(const model::StepPlan& plan) {

@@ -10,7 +10,6 @@
 
 #include <condition_variable>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -36,8 +35,8 @@ class Executor final : public Engine {
   const model::StepLimits& limits() const override { return limits_; }
   int32_t num_penalty_slots() const override { return state_.penalties.num_slots; }
   void SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte> state_slots) override;
-  absl::Status ExportCache(const CachePieces& pieces) override;
-  absl::Status ImportCache(const CachePieces& pieces) override;
+  CacheSpans cache() const override { return cache_; }
+  absl::StatusOr<std::unique_ptr<kernels::DeviceCopies>> MakeCopies() override;
   absl::StatusOr<StepHandle> Launch(const model::StepPlan& plan) override;
   absl::StatusOr<StepResult> Collect(StepHandle handle) override;
 
@@ -80,24 +79,10 @@ class Executor final : public Engine {
   std::unique_ptr<model::Network> network_;
   const model::StepLimits limits_;
   model::StepState state_;
-  // Token blocks and state slots on a device with memory of its own, and the host's beside them.
-  struct Mirror {
-    absl::Span<std::byte> host;
-    std::unique_ptr<kernels::Buffer> device;  // null: the host's memory is the cache
-    int64_t piece_bytes = 0;
-
-    absl::Span<std::byte> Host(int64_t piece) const {
-      return host.subspan(piece * piece_bytes, piece_bytes);
-    }
-    std::byte* Device(int64_t piece) const { return device->data() + piece * piece_bytes; }
-  };
-  absl::Status Place(Mirror& mirror);
-  using PieceCopy = std::function<absl::Status(absl::Span<std::byte> host, std::byte* device)>;
-  // Copies each piece, and waits for them if there are any.
-  absl::Status CopyPieces(const CachePieces& pieces, const PieceCopy& copy);
-  Mirror blocks_;
-  Mirror slots_;
-  int32_t num_state_slots_ = 0;  // slot 0 included
+  CacheSpans cache_;
+  std::unique_ptr<kernels::Buffer> device_blocks_;  // null: the host's memory is the cache
+  std::unique_ptr<kernels::Buffer> device_slots_;   // the same
+  int32_t num_state_slots_ = 0;                     // slot 0 included
   std::unique_ptr<kernels::Buffer> output_counts_;
   std::unique_ptr<kernels::Buffer> in_prompt_;
   Lane lanes_[kMaxInFlight];    // of step h: [h % kMaxInFlight]

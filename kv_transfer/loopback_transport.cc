@@ -26,7 +26,7 @@ class LoopbackTransport final : public Transport {
              .worker_address = epoch_.ToBytes(),
              .listener = ""}};
   }
-  absl::Status Register(absl::Span<std::byte>) override { return absl::OkStatus(); }
+  absl::Status Register(absl::Span<std::byte>, MemoryKind) override { return absl::OkStatus(); }
   void SetSink(ReceiveSink* sink) override { network_->SetSink(endpoint_.get(), sink); }
 
   absl::Status Connect(const Epoch& peer, absl::Span<const LinkAddress> peer_addresses,
@@ -36,6 +36,7 @@ class LoopbackTransport final : public Transport {
     }
     return absl::FailedPreconditionError("no common link kind: this process has loopback");
   }
+  bool TakesDeviceMemory(const Epoch&) const override { return false; }
   std::string LinkName(const Epoch& peer) const override {
     return network_->Connected(epoch_, peer) ? "loopback" : "";
   }

@@ -90,6 +90,9 @@ struct LinkAddress {
   std::string listener;        // "ip:port" or ""; who listens on 0.0.0.0 says so
 };
 
+// Whose memory it is.  A device's is not readable by the host.
+enum class MemoryKind : uint8_t { kHost, kDevice };
+
 struct TransportStats {  // counters since start
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
@@ -106,8 +109,9 @@ class Transport {
 
   virtual std::vector<LinkAddress> addresses() const = 0;  // may change: ask before each handshake
 
-  // Memory that will be sent from or received into.  Must outlive the transport.
-  virtual absl::Status Register(absl::Span<std::byte> region) = 0;
+  // Memory that will be sent from or received into.  Must outlive the transport.  A device's goes
+  // only to and comes only from peers whose link takes it.
+  virtual absl::Status Register(absl::Span<std::byte> region, MemoryKind kind) = 0;
 
   // `sink` must outlive the transport.  REQUIRES: called once, before the first Connect.
   virtual void SetSink(ReceiveSink* sink) = 0;
@@ -120,6 +124,9 @@ class Transport {
                                absl::Duration timeout) = 0;
   // "shm/sysv", "tcp/lo": the link in use to a connected peer, "" if there is none.
   virtual std::string LinkName(const Epoch& peer) const = 0;
+  // Whether the link to a connected peer takes a device's memory as it is.  May be called from a
+  // callback.
+  virtual bool TakesDeviceMemory(const Epoch& peer) const = 0;
 
   // Sends `data` (may be empty).  At most kSendWindow messages a peer are on the wire, the rest
   // queue. `done` is called once: OK means the source is read no more and may be reused -- not that

@@ -21,6 +21,7 @@ void UcxLink::Confirm(UcxEndpoint* endpoint) {
   state_ = State::kUp;
   was_up_ = true;
   send_endpoint_ = endpoint;
+  device_memory_->SetPeer(peer_, endpoint->worker->TakesDeviceMemory(endpoint->handle));
   FillWindow();
 }
 
@@ -52,6 +53,10 @@ void UcxLink::FillWindow() {
     param.cb.send = &UcxLink::OnSent;
     param.user_data = request.get();
     ++sends_in_flight_;
+    if (!SetMemoryType(request->data.data(), param)) {
+      FinishSend(std::move(request), UCS_ERR_UNSUPPORTED);
+      continue;
+    }
     const ucs_status_ptr_t sent =
         ucp_am_send_nbx(send_endpoint_->handle, kMessageAm, request->header.data(),
                         request->header.size(), request->data.data(), request->data.size(), &param);
@@ -62,6 +67,13 @@ void UcxLink::FillWindow() {
     }
   }
   filling_ = false;
+}
+
+bool UcxLink::SetMemoryType(const std::byte* data, ucp_request_param_t& param) const {
+  if (!device_memory_->Contains(data)) return true;  // the host's, which UCX sees for itself
+  param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.memory_type = UCS_MEMORY_TYPE_CUDA;
+  return device_memory_->TakenBy(peer_);
 }
 
 void UcxLink::OnSent(void* request, ucs_status_t status, void* user_data) {
@@ -116,6 +128,7 @@ ucs_status_t UcxLink::Offer(ReceiveSink* sink, UcxWorker* worker, const MessageH
   receive.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   receive.cb.recv_am = &UcxLink::OnReceived;
   receive.user_data = request.get();
+  FERRY_CHECK(SetMemoryType(destination->data(), receive)) << "of a device, over " << peer_.ToHex();
   const ucs_status_ptr_t started = ucp_am_recv_data_nbx(worker->handle(), data, destination->data(),
                                                         destination->size(), &receive);
   if (UCS_PTR_IS_PTR(started)) {
@@ -150,6 +163,7 @@ void UcxLink::FinishReceive(std::unique_ptr<ReceiveRequest> request, ucs_status_
 void UcxLink::StartClosing(absl::Status cause) {
   if (state_ == State::kClosing) return;
   state_ = State::kClosing;
+  device_memory_->SetPeer(peer_, false);
   cause_ = std::move(cause);
   for (std::unique_ptr<SendRequest>& request : std::exchange(queue_, {})) {
     ++counters_->messages_failed;

@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "kv_transfer/device_memory.h"
 #include "kv_transfer/message_header.h"
 #include "kv_transfer/transport.h"
 #include "kv_transfer/ucx_worker.h"
@@ -48,9 +49,10 @@ class UcxLink {
  public:
   enum class State { kConnecting, kUp, kClosing };
 
-  // `counters` must outlive it.
-  UcxLink(const Epoch& peer, uint64_t session, UcxCounters* counters)
-      : peer_(peer), session_(session), counters_(counters) {}
+  // `counters` and `device_memory` must outlive it.  While it is up it says in `device_memory`
+  // whether it takes a device's.
+  UcxLink(const Epoch& peer, uint64_t session, UcxCounters* counters, DeviceMemory* device_memory)
+      : peer_(peer), session_(session), counters_(counters), device_memory_(device_memory) {}
   ~UcxLink();  // REQUIRES: drained()
 
   const Epoch& peer() const { return peer_; }
@@ -97,10 +99,13 @@ class UcxLink {
   void FinishSend(std::unique_ptr<SendRequest> request, ucs_status_t status);
   void FinishReceive(std::unique_ptr<ReceiveRequest> request, ucs_status_t status);
   void FillWindow();
+  // Says in `param` whose memory it is.  False: a device's, which this link does not take.
+  bool SetMemoryType(const std::byte* data, ucp_request_param_t& param) const;
 
   const Epoch peer_;
   const uint64_t session_;
   UcxCounters* const counters_;
+  DeviceMemory* const device_memory_;
   State state_ = State::kConnecting;
   bool was_up_ = false;
   absl::Status cause_;

@@ -205,7 +205,7 @@ std::string UcxLinks::LinkName(const Epoch& peer) const {
 UcxLink* UcxLinks::StartLink(const Epoch& peer) {
   Entry& entry = links_[peer];
   FERRY_CHECK(entry.link == nullptr) << "a second link to " << peer.ToHex();
-  entry.link = std::make_unique<UcxLink>(peer, ++last_session_, counters_);
+  entry.link = std::make_unique<UcxLink>(peer, ++last_session_, counters_, device_memory_);
   return entry.link.get();
 }
 

@@ -30,9 +30,9 @@ class UcxLinks {
  public:
   using Answer = std::function<void(absl::Status)>;
 
-  // `counters` must outlive it.
-  UcxLinks(const Epoch& own_epoch, UcxCounters* counters)
-      : own_epoch_(own_epoch), counters_(counters) {}
+  // `counters` and `device_memory` must outlive it.
+  UcxLinks(const Epoch& own_epoch, UcxCounters* counters, DeviceMemory* device_memory)
+      : own_epoch_(own_epoch), counters_(counters), device_memory_(device_memory) {}
   ~UcxLinks();  // REQUIRES: empty()
 
   // Handlers for a worker of these links.
@@ -121,6 +121,7 @@ class UcxLinks {
 
   const Epoch own_epoch_;
   UcxCounters* const counters_;
+  DeviceMemory* const device_memory_;
   ReceiveSink* sink_ = nullptr;
   uint64_t last_session_ = 0;
   int32_t num_closing_links_ = 0;

@@ -61,13 +61,15 @@ class Reply {
 
 class UcxTransport final : public Transport {
  public:
-  explicit UcxTransport(const UcxOptions& options) : links_(options.epoch, &counters_) {
+  explicit UcxTransport(const UcxOptions& options)
+      : links_(options.epoch, &counters_, &device_memory_), enter_thread_(options.enter_thread) {
     event_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     FERRY_CHECK(event_fd_ >= 0) << "no event descriptor";
   }
 
   absl::Status Start(const UcxOptions& options) {
     UcxOptions own = options;
+    if (enter_thread_) enter_thread_();
     for (const std::string& kind : options.link_kinds) {
       ASSIGN_OR_RETURN(std::unique_ptr<UcxWorker> worker,
                        UcxWorker::Create(kind, own, links_.handlers()));
@@ -93,7 +95,11 @@ class UcxTransport final : public Transport {
     return addresses_;
   }
 
-  absl::Status Register(absl::Span<std::byte> region) override {
+  absl::Status Register(absl::Span<std::byte> region, MemoryKind kind) override {
+    if (kind == MemoryKind::kDevice) {
+      device_memory_.Add(region);
+      return absl::OkStatus();
+    }
     return Ask<absl::Status>(absl::InfiniteDuration(),
                              [this, region](auto answer) {
                                absl::Status status;
@@ -148,6 +154,8 @@ class UcxTransport final : public Transport {
                             [this, peer](auto answer) { answer(links_.LinkName(peer)); })
         .value_or("");
   }
+
+  bool TakesDeviceMemory(const Epoch& peer) const override { return device_memory_.TakenBy(peer); }
 
   void Send(const Epoch& peer, const MessageHeader& header, absl::Span<const std::byte> data,
             std::function<void(absl::Status)> done) override {
@@ -267,6 +275,7 @@ class UcxTransport final : public Transport {
   }
 
   void Run() {
+    if (enter_thread_) enter_thread_();
     Clock::time_point last_work = Clock::now();
     bool closing = false;
     while (true) {
@@ -332,10 +341,12 @@ class UcxTransport final : public Transport {
   }
 
   UcxCounters counters_;
+  DeviceMemory device_memory_;
   UcxLinks links_;                                   // the progress thread's
   std::vector<std::unique_ptr<UcxWorker>> workers_;  // best kind first; the progress thread's
   std::vector<pollfd> poll_;                         // the progress thread's
   Clock::time_point next_renewal_;                   // the progress thread's
+  const std::function<void()> enter_thread_;
   int event_fd_ = -1;
   mutable std::mutex mutex_;  // guards addresses_, commands_ and accepting_
   std::vector<LinkAddress> addresses_;

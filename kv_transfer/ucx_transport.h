@@ -7,6 +7,7 @@
 #ifndef KV_TRANSFER_UCX_TRANSPORT_H_
 #define KV_TRANSFER_UCX_TRANSPORT_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,7 +24,16 @@ struct UcxOptions {
   std::string listen_ip = "0.0.0.0";              // of the TCP listener
   int32_t listen_port = 0;                        // the next kind's is one more; 0: any
   std::string net_devices = "all";                // UCX_NET_DEVICES
+  // Links within a host take the memory of CUDA devices.  REQUIRES: UcxKnowsDeviceMemory().
+  bool device_memory = false;
+  // Called on every thread that UCX is used on: makes the device the thread's.  May be null.
+  std::function<void()> enter_thread = {};
 };
+
+// Whether the UCX at hand knows the memory of CUDA devices (Debian's does not).  Takes some
+// milliseconds.
+bool UcxKnowsDeviceMemory();
+std::string UcxVersion();  // "1.13.1"
 
 // Errors: kUnavailable naming the link kind and what UCX said.
 absl::StatusOr<std::unique_ptr<Transport>> CreateUcxTransport(const UcxOptions& options);

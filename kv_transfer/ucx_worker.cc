@@ -1,8 +1,5 @@
 #include "kv_transfer/ucx_worker.h"
 
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/in.h>
 #include <sys/statvfs.h>
 #include <ucs/debug/debug.h>
 #include <ucs/debug/log_def.h>
@@ -17,21 +14,18 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kv_transfer/host_id.h"
 #include "kv_transfer/sealed_address.h"
 #include "kv_transfer/socket_address.h"
+#include "kv_transfer/ucx_config.h"
 #include "status/check.h"
 #include "status/status_macros.h"
 
 namespace kv_transfer {
 namespace {
-
-absl::Status UcxError(const std::string& kind, const std::string& what, ucs_status_t status) {
-  return absl::UnavailableError(
-      absl::StrCat("ucx ", kind, ": ", what, ": ", ucs_status_string(status)));
-}
 
 // UCX takes its buffers for shared memory from here when it is there, and from System V segments
 // when it is not.
@@ -42,73 +36,6 @@ std::string SharedMemoryRoom() {
   return absl::StrCat("/dev/shm ", read_only ? "is read-only and " : "", "has ",
                       room.f_bavail * room.f_frsize,
                       " bytes free, a process needs about 5000000; tcp needs none");
-}
-
-// The devices of the tcp link.  UCX listens on each, whatever the address of Ferry's own listener:
-// so only on the interface that has this address, unless it is that of all.
-std::string TcpDevices(const UcxOptions& options) {
-  const absl::StatusOr<SocketAddress> wanted = MakeSocketAddress(options.listen_ip, 0);
-  ifaddrs* first = nullptr;
-  if (!wanted.ok() || wanted->get()->sa_family != AF_INET || getifaddrs(&first) != 0) {
-    return options.net_devices;
-  }
-  const auto ip = [](const sockaddr* address) {
-    return reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr;
-  };
-  std::string found = options.net_devices;
-  for (const ifaddrs* one = first; one != nullptr; one = one->ifa_next) {
-    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET) continue;
-    // The loopback interface has all addresses of its network.
-    const in_addr_t mask =
-        (one->ifa_flags & IFF_LOOPBACK) != 0 ? ip(one->ifa_netmask) : ~in_addr_t{0};
-    if (((ip(one->ifa_addr) ^ ip(wanted->get())) & mask) == 0) found = one->ifa_name;
-  }
-  freeifaddrs(first);
-  return found;
-}
-
-using Settings = std::vector<std::pair<const char*, std::string>>;
-
-// Keys are UCX's without their prefixes: "UCX_TCP_KEEPIDLE" is KEEPIDLE here, and another spelling
-// is only warned about and ignored.  One keepalive interval does not suit both kinds: on shared
-// memory it is what notices a dead peer (in about one interval), on sockets a short one keeps the
-// kernel's own keepalive from noticing a silent cut.
-absl::StatusOr<Settings> SettingsFor(const std::string& kind, const UcxOptions& options) {
-  if (kind == "shm") {
-    return Settings{
-        // Without "self", which would carry a probe past the queue that it is to test.
-        {"TLS", "shm"},
-        // Without the next two no endpoint with peer error handling uses shared memory (the first)
-        // and copies between processes (the second), which are more than ten times as fast.
-        {"MM_ERROR_HANDLING", "y"},
-        {"MEMORY_INVALIDATE", "y"},
-        // The receiver copies out of the sender's memory: no other process ever writes into ours,
-        // and what a stopped receiver has started is over when its own thread says so.
-        {"RNDV_SCHEME", "get_zcopy"},
-        {"KEEPALIVE_INTERVAL", "500ms"}};
-  }
-  if (kind == "tcp") {
-    return Settings{{"TLS", "tcp"},
-                    {"NET_DEVICES", TcpDevices(options)},
-                    {"KEEPALIVE_INTERVAL", "10s"},
-                    {"KEEPIDLE", "1s"},
-                    {"KEEPINTVL", "1s"},
-                    {"KEEPCNT", "3"},
-                    // UCX 1.13 dies on an assertion when a connection fails under an emulated put
-                    // or a zero-copy send.  Sends through its buffers do not have that, and large
-                    // ones make them as fast; of 512K one is twice as fast as of 256K or 1M.  Both
-                    // sides of a connection need the same size.
-                    {"PUT_ENABLE", "n"},
-                    {"ZCOPY_THRESH", "inf"},
-                    {"TX_SEG_SIZE", "512K"},
-                    {"RX_SEG_SIZE", "512K"}};
-  }
-  if (kind == "rc") {
-    return Settings{
-        {"TLS", "rc"}, {"NET_DEVICES", options.net_devices}, {"KEEPALIVE_INTERVAL", "10s"}};
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("link kind \"", kind, "\" is none of shm, tcp, rc"));
 }
 
 // UCX writes its messages to standard output, which belongs to the program.
@@ -136,7 +63,11 @@ void TameUcx() {
 }  // namespace
 
 UcxWorker::UcxWorker(const std::string& kind, const UcxOptions& options, const Handlers& handlers)
-    : kind_(kind), host_id_(HostId()), options_(options), handlers_(handlers) {}
+    : kind_(kind),
+      host_id_(HostId()),
+      options_(options),
+      handlers_(handlers),
+      knows_device_memory_(kind == "shm" && options.device_memory) {}
 
 absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(const std::string& kind,
                                                              const UcxOptions& options,
@@ -186,24 +117,12 @@ bool UcxWorker::Progress(InboxProbe::Clock::time_point now) {
 
 absl::Status UcxWorker::Init() {
   const std::string& kind = kind_;
-  ASSIGN_OR_RETURN(const Settings settings, SettingsFor(kind, options_));
-
-  ucp_config_t* config = nullptr;
-  ucs_status_t status = ucp_config_read(nullptr, nullptr, &config);
-  if (status != UCS_OK) return UcxError(kind, "reading its configuration", status);
-  for (const auto& [name, value] : settings) {
-    status = ucp_config_modify(config, name, value.c_str());
-    if (status != UCS_OK) {
-      ucp_config_release(config);
-      return UcxError(kind, name, status);
-    }
-  }
+  ASSIGN_OR_RETURN(const UcxConfig config, UcxConfigFor(kind, options_, knows_device_memory_));
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
   params.name = "ferry";
-  status = ucp_init(&params, config, &context_);
-  ucp_config_release(config);
+  ucs_status_t status = ucp_init(&params, config.get(), &context_);
   if (status != UCS_OK) return UcxError(kind, "no such link here", status);
 
   ucp_worker_params_t worker_params{};
@@ -334,6 +253,11 @@ absl::StatusOr<ucp_ep_h> UcxWorker::Accept(ucp_conn_request_h request,
   params.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST;
   params.conn_request = request;
   return CreateEndpoint(params, on_error, on_error_arg);
+}
+
+bool UcxWorker::TakesDeviceMemory(ucp_ep_h endpoint) const {
+  // Without this transport UCX moves it too, in small pieces and slower than staged.
+  return knows_device_memory_ && absl::StrContains(LinkName(endpoint), "cuda_ipc");
 }
 
 std::string UcxWorker::LinkName(ucp_ep_h endpoint) const {

@@ -77,6 +77,10 @@ class UcxWorker {
   absl::StatusOr<ucp_ep_h> Accept(ucp_conn_request_h request, ucp_err_handler_cb_t on_error,
                                   void* on_error_arg);
 
+  // Whether what goes over the endpoint may lie in a device's memory: the receiver's device reads
+  // the sender's then.
+  bool TakesDeviceMemory(ucp_ep_h endpoint) const;
+
   // "shm/sysv+cma", "tcp/lo": what the endpoint uses.
   std::string LinkName(ucp_ep_h endpoint) const;
 
@@ -93,6 +97,7 @@ class UcxWorker {
   const std::string host_id_;
   const UcxOptions options_;
   const Handlers handlers_;
+  const bool knows_device_memory_;
   LinkAddress address_;
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;

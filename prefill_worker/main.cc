@@ -85,9 +85,11 @@ absl::Status Serve(const prefill_worker::PrefillOptions& options) {
   server->SetReady(true);
   RETURN_IF_ERROR(
       service::WritePortFile(options.worker.port_file, server->port(), metrics_server->port()));
-  spdlog::info("serving role=prefill address={} metrics_port={} model={} epoch={} blocks={}",
-               own.ToString(), metrics_server->port(), service::LogValue(runtime->model_name),
-               runtime->epoch.ToHex(), runtime->pool->num_blocks() - 1);
+  spdlog::info(
+      "serving role=prefill address={} metrics_port={} model={} epoch={} blocks={} "
+      "cache_path={}",
+      own.ToString(), metrics_server->port(), service::LogValue(runtime->model_name),
+      runtime->epoch.ToHex(), runtime->pool->num_blocks() - 1, runtime->cache_path);
 
   const int signal_number = service::WaitForTermination();
   spdlog::info("draining signal={} limit_s={}", signal_number,

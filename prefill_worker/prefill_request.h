@@ -64,7 +64,6 @@ struct PrefillRequest {
   bool started = false;   // its first chunk was launched
   int32_t cached_tokens = 0;
   int32_t num_collected = 0;
-  int32_t num_exported = 0;  // blocks whose bytes a transport can see
   int32_t steps_in_flight = 0;
   double prefill_ms = 0;    // its share of the steps' time, by tokens
   int32_t next_branch = 0;  // to be sampled

@@ -162,7 +162,6 @@ bool PrefillScheduler::GiveBlocks(Request& request) {
     return false;
   }
   request.num_collected = request.cached_tokens = seq.num_computed;
-  request.num_exported = request.cached_tokens / block_size;  // by whoever computed them
   return true;
 }
 
@@ -208,26 +207,11 @@ void PrefillScheduler::CollectStep() {
   step->Collected(*result);
   // Also of a request that is ending: what is computed is worth keeping.
   for (Request* request : requests) {
-    if (const absl::Status status = ExportReady(*request); !status.ok()) {
-      return OnEngineFailure(status);
-    }
     engine::IndexFullBlocks(request->seq, request->num_ready(), runtime_->block_size(),
                             *runtime_->hasher, *runtime_->pool);
   }
   step->KeepSnapshots();
   for (Request* request : requests) OnCollected(*request);
-}
-
-absl::Status PrefillScheduler::ExportReady(Request& request) {
-  const int32_t end = request.all_sampled()
-                          ? engine::BlocksFor(request.num_tokens(), runtime_->block_size())
-                          : request.num_ready() / runtime_->block_size();
-  const engine::CachePieces pieces = {
-      .blocks = absl::MakeConstSpan(request.seq.blocks)
-                    .subspan(request.num_exported, end - request.num_exported),
-      .state_slot = request.all_sampled() ? request.seq.state_slot : engine::kNoSlot};
-  request.num_exported = end;
-  return runtime_->engine->ExportCache(pieces);
 }
 
 void PrefillScheduler::OnCollected(Request& request) {

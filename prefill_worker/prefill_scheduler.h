@@ -97,8 +97,6 @@ class PrefillScheduler final : public worker::WorkerControl {
   bool GiveBlocks(Request& request);
   bool LaunchStep();
   void CollectStep();
-  // Of what the request's steps have finished, all that a transfer or another request may read.
-  absl::Status ExportReady(Request& request);
   void OnCollected(Request& request);
   void OnEngineFailure(const absl::Status& status);
 

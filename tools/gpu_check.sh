@@ -37,6 +37,9 @@ parity() {
   [ "${runs[0]}" = "${runs[1]}" ] || { diff "$log/run1" "$log/run2"; return 1; }
 }
 
+# What every transport must do, over the GPU's memory: staged, and as it is where the UCX at hand takes it.
+transport() { FERRY_TEST_MEMORY=cuda "bin/$1" "${@:2}"; }
+
 # Without a GPU to see, one sentence says so.
 refusal() {
   local text
@@ -58,6 +61,8 @@ for name in v2_lite v2_group v3 v3_odd v3_fp8 v32 v32_odd v32_native v4_odd v4_n
   models+=("golden/models/$name")
 done
 for model in "${models[@]}"; do check "parity-$(basename "$model")" parity "$model"; done
+check transport transport transport_contract_test --gtest_filter='-Rdma*:UcxTransportTest*'
+check transport-peers transport peer_process_test --gtest_filter='*_staged:*_device'
 check refusal refusal "${models[0]}"
 if ! $quick; then
   if command -v compute-sanitizer > /dev/null; then

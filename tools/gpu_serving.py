@@ -74,6 +74,7 @@ class System:
                  f"--chunk_tokens={self.args.batch_tokens if kind == 'prefill' else self.args.chunk_tokens}"]
         if both:
             flags.append("--role=both")
+        flags += self.args.worker_flag
         self.start(name, gpu, flags)
         return name
 
@@ -100,6 +101,8 @@ class System:
                               "--ready_timeout_s", "60", "--json", str(out), *flags],
                              capture_output=True, text=True, timeout=400, check=False)
         print(run.stdout + run.stderr, flush=True)
+        if self.args.logs:
+            print(self.logs(), flush=True)
         if run.returncode != 0:
             print(self.logs())
             raise SystemExit(1)
@@ -120,11 +123,13 @@ def main():
     parser.add_argument("--layout", action="append", choices=["both", "two_both", "split", "shared"])
     parser.add_argument("--point", action="append", type=point, metavar="IN:OUT:REQUESTS:CONCURRENCY",
                         help="instead of 999:100:8:1 and 999:100:100:100")
+    parser.add_argument("--worker_flag", action="append", default=[], help="another flag of every worker: --worker_flag=--cache_path=staged")
     parser.add_argument("--rates", default="", help="requests a second, comma-separated")
     parser.add_argument("--rate_requests", type=int, default=200)
     parser.add_argument("--rates_only", action="store_true", help="nothing all at once")
     parser.add_argument("--cache_bytes", type=int, default=6 << 30)
     parser.add_argument("--kv_cache_dtype", default="auto")
+    parser.add_argument("--logs", action="store_true", help="also print the end of every process's log")
     parser.add_argument("--max_model_len", type=int, default=8192)
     parser.add_argument("--max_seqs", type=int, default=128)
     parser.add_argument("--batch_tokens", type=int, default=8192)

@@ -42,7 +42,7 @@ LABELS = {
     "ferry_step_seconds": ["phase"],
     "ferry_transfer_failures_total": ["reason"],
     "ferry_transfer_group_bytes_total": ["group", "kind"],
-    "ferry_transfer_link_bytes_total": ["link"],
+    "ferry_transfer_link_bytes_total": ["link", "path"],
 }
 # Their values are few: this is why.
 VALUES = {

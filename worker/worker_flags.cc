@@ -46,6 +46,10 @@ void AddWorkerFlags(CLI::App& app, WorkerOptions* options) {
   add("--max_waiting", options->max_waiting, "requests that may wait in the queue");
 
   add("--links", options->links, "data links, best first: shm, tcp, rc");
+  add("--cache_path", options->cache_path,
+      "how a GPU's cache gets to the links: device (links within a host read the GPU's memory), "
+      "staged "
+      "(through pinned memory of the host), or auto: device where the UCX at hand can");
   add("--data_ip", options->data_ip,
       "address of the data link's listener, and the only interface of its TCP; 0.0.0.0: all, and "
       "a peer is told the address on its way");

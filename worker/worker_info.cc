@@ -32,6 +32,7 @@ void FillRuntimeInfo(const WorkerRuntime& runtime, ferry::v1::WorkerInfo* info) 
     info->add_transports(link.kind);
     info->set_host_id(link.host_id);  // the same for all of them
   }
+  info->set_cache_path(runtime.cache_path);
   info->set_cancel_during_transfer(true);
   info->set_prefill_tokens_per_s(runtime.speed.prefill_tokens_per_s);
   info->set_prefill_s_per_token2(runtime.speed.prefill_s_per_token2);

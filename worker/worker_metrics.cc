@@ -1,6 +1,7 @@
 #include "worker/worker_metrics.h"
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "ferry/v1/worker.pb.h"
 #include "prometheus/counter.h"
 #include "prometheus/gauge.h"
@@ -44,6 +45,12 @@ const char* PhaseName(StepPhase phase) {
       return "mixed";
   }
   return "";
+}
+
+// How the bytes got to a link of this name (Transport::LinkName).
+const char* PathOf(const std::string& link) {
+  if (absl::EndsWith(link, "+staged")) return "staged";
+  return absl::StrContains(link, "cuda_ipc") ? "device" : "host";
 }
 
 }  // namespace
@@ -92,7 +99,8 @@ struct WorkerMetrics::Impl {
   CounterFamily& group_bytes =
       Counter("ferry_transfer_group_bytes_total", "bytes of confirmed transfers by what they are");
   CounterFamily& link_bytes =
-      Counter("ferry_transfer_link_bytes_total", "bytes of transfers sent, by the kind of link");
+      Counter("ferry_transfer_link_bytes_total",
+              "bytes of transfers sent, by the kind of link and the way to it");
   CounterFamily& transfer_failures =
       Counter("ferry_transfer_failures_total", "transfers that failed, by status");
   CounterFamily& handshakes = Counter("ferry_handshake_total", "handshakes by result");
@@ -189,7 +197,7 @@ void WorkerMetrics::ObserveTransfer(absl::Duration duration, uint64_t bytes,
 }
 
 void WorkerMetrics::CountLinkBytes(const std::string& link, uint64_t bytes) {
-  impl_->link_bytes.Add({{"link", link.substr(0, link.find('/'))}})
+  impl_->link_bytes.Add({{"link", link.substr(0, link.find('/'))}, {"path", PathOf(link)}})
       .Increment(static_cast<double>(bytes));
 }
 

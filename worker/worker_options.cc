@@ -72,6 +72,10 @@ absl::Status WorkerOptions::Validate() const {
   for (const std::string& kind : kinds) {
     require(IsOneOf(kind, {"shm", "tcp", "rc"}), "--links: \"", kind, "\" is not shm, tcp or rc");
   }
+  require(IsOneOf(cache_path, {"auto", "device", "staged"}), "--cache_path: \"", cache_path,
+          "\" is not auto, device or staged");
+  require(cache_path != "device" || engine.device == "cuda",
+          "--cache_path device needs --device cuda");
   require(data_port >= 0 && data_port <= 65535, "--data_port: ", data_port, " is not 0 to 65535");
   require(max_waiting > 0, "--max_waiting: ", max_waiting, " is not positive");
   require(tls.cert_file.empty() == tls.key_file.empty(),

@@ -32,6 +32,7 @@ struct WorkerOptions {
   int32_t snapshot_blocks = 0;      // --snapshot_blocks from one snapshot of a prompt to the next
   uint64_t hash_seed = 0;           // --hash_seed
   std::string links = "shm,tcp";    // --links, best first
+  std::string cache_path = "auto";  // --cache_path auto, device or staged: of a GPU's cache
   std::string data_ip = "0.0.0.0";  // --data_ip of the data link's listener
   int32_t data_port = 0;            // --data_port; 0: any
   int32_t max_waiting = 1024;       // --max_waiting requests queued

@@ -1,9 +1,12 @@
 #include "worker/worker_runtime.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/device_copies.h"
+#include "kv_transfer/staged_transport.h"
 #include "kv_transfer/ucx_transport.h"
 #include "service/startup.h"
 #include "status/status_macros.h"
@@ -17,6 +20,17 @@ std::string DirectoryName(const std::string& model_dir) {
   std::filesystem::path path = std::filesystem::path(model_dir).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();  // "dir/"
   return path.filename().string();
+}
+
+// Whether links within a host are to take the device's memory as it is.
+absl::StatusOr<bool> LinksTakeDeviceMemory(const WorkerOptions& options) {
+  if (options.engine.device != "cuda" || options.cache_path == "staged") return false;
+  // Without a device the engine says so.
+  if (kernels::cuda::EnterThread().ok() && kv_transfer::UcxKnowsDeviceMemory()) return true;
+  if (options.cache_path == "auto") return false;
+  return absl::FailedPreconditionError(
+      absl::StrCat("--cache_path device: UCX ", kv_transfer::UcxVersion(),
+                   " knows no memory of CUDA devices here; PyPI's libucx-cu13 does"));
 }
 
 }  // namespace
@@ -44,10 +58,20 @@ absl::Status MapCache(const CacheSize& size, WorkerRuntime& runtime) {
   return absl::OkStatus();
 }
 
-absl::Status RegisterCache(const WorkerRuntime& runtime) {
-  RETURN_IF_ERROR(runtime.transport->Register(runtime.token_blocks->span()));
-  if (runtime.state_slots == nullptr) return absl::OkStatus();
-  return runtime.transport->Register(runtime.state_slots->span());
+absl::Status RegisterCache(WorkerRuntime& runtime) {
+  ASSIGN_OR_RETURN(runtime.copies, runtime.engine->MakeCopies());
+  const auto kind =
+      runtime.copies == nullptr ? kv_transfer::MemoryKind::kHost : kv_transfer::MemoryKind::kDevice;
+  if (runtime.copies != nullptr) {
+    const int64_t largest = std::max(runtime.block_bytes(), runtime.state_slot_bytes());
+    runtime.transport =
+        kv_transfer::CreateStagedTransport(std::move(runtime.transport), runtime.copies.get(),
+                                           std::min(largest, kv_transfer::kMaxMessageBytes));
+  }
+  const engine::CacheSpans cache = runtime.engine->cache();
+  RETURN_IF_ERROR(runtime.transport->Register(cache.token_blocks, kind));
+  if (cache.state_slots.empty()) return absl::OkStatus();
+  return runtime.transport->Register(cache.state_slots, kind);
 }
 
 absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions& options) {
@@ -72,6 +96,8 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions&
   ucx.link_kinds = options.link_kinds();
   ucx.listen_ip = options.data_ip;
   ucx.listen_port = options.data_port;
+  ASSIGN_OR_RETURN(ucx.device_memory, LinksTakeDeviceMemory(options));
+  if (ucx.device_memory) ucx.enter_thread = [] { kernels::cuda::EnterThread().IgnoreError(); };
   ASSIGN_OR_RETURN(runtime->transport, kv_transfer::CreateUcxTransport(ucx));
   ASSIGN_OR_RETURN(runtime->engine, make_engine());
   ASSIGN_OR_RETURN(runtime->tokenizer_hash, tokenizer::TokenizerHash(options.engine.model_dir));
@@ -80,6 +106,9 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions&
                    CacheSize::For(options, runtime->block_bytes(), runtime->state_slot_bytes()));
   RETURN_IF_ERROR(MapCache(size, *runtime));
   RETURN_IF_ERROR(RegisterCache(*runtime));
+  runtime->cache_path = runtime->copies == nullptr ? "host"
+                        : ucx.device_memory        ? "device"
+                                                   : "staged";
   runtime->hasher = std::make_unique<block_hash::BlockHasher>(options.hash_seed);
 
   ASSIGN_OR_RETURN(runtime->speed, MeasureSpeed(*runtime->engine, *runtime->pool));

@@ -43,24 +43,28 @@ struct WorkerRuntime {
   std::string tokenizer_hash;
   std::string layout_fingerprint;  // 16 bytes
   kv_transfer::Epoch epoch;
-  // Destroyed in reverse order: transport before the memory it has registered.
+  // Destroyed in reverse order: transport before the memory it has registered.  The host's memory
+  // stays untouched where the engine has memory of its own.
   std::unique_ptr<engine::CacheMemory> token_blocks;
   std::unique_ptr<engine::CacheMemory> state_slots;  // null: the model keeps no state
   std::unique_ptr<engine::Engine> engine;
   std::unique_ptr<engine::BlockPool> pool;
   std::unique_ptr<block_hash::BlockHasher> hasher;
   engine::SnapshotPolicy snapshots;
+  std::unique_ptr<kernels::DeviceCopies> copies;  // null: the transport sees the cache itself
   std::unique_ptr<kv_transfer::Transport> transport;
+  std::string cache_path = "host";  // to the links: "host", "device", "staged" (--cache_path)
   SpeedEstimate speed;
 
   int32_t block_size() const { return engine->cache_layout().spec().block_size; }
   int64_t block_bytes() const { return engine->cache_layout().block_bytes(); }
+  // What a transport sends from and receives into; a device's memory may be the device's alone.
   absl::Span<std::byte> block(engine::BlockId id) const {
-    return token_blocks->span().subspan(id * block_bytes(), block_bytes());
+    return engine->cache().token_blocks.subspan(id * block_bytes(), block_bytes());
   }
   int64_t state_slot_bytes() const { return engine->cache_layout().spec().state_slot_bytes; }
   absl::Span<std::byte> state_slot(engine::SlotId id) const {
-    return state_slots->span().subspan(id * state_slot_bytes(), state_slot_bytes());
+    return engine->cache().state_slots.subspan(id * state_slot_bytes(), state_slot_bytes());
   }
   // Usable ones; 0: the model keeps no state.
   int32_t num_state_slots() const {
@@ -78,8 +82,9 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions&
 
 // Maps the memory for `runtime`'s engine and makes the pool and the snapshot policy over it.
 absl::Status MapCache(const CacheSize& size, WorkerRuntime& runtime);
-// Registers what MapCache has mapped with the transport.
-absl::Status RegisterCache(const WorkerRuntime& runtime);
+// Gives the transport the cache that MapCache has made: registered, or staged where only the device
+// sees it.
+absl::Status RegisterCache(WorkerRuntime& runtime);
 
 // One group's share of cache bytes, as it is told.
 void FillGroupBytes(const model::GroupBytes& group, ferry::v1::CacheGroupBytes* out);

@@ -119,9 +119,11 @@ class FakeEngineImpl final : public FakeEngine {
   const model::StepLimits& limits() const override { return limits_; }
   int32_t num_penalty_slots() const override { return options_.num_penalty_slots; }
 
-  void SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte>) override {
+  void SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte> state_slots) override {
     cache_ = token_blocks.data();
+    spans_ = {.token_blocks = token_blocks, .state_slots = state_slots};
   }
+  engine::CacheSpans cache() const override { return spans_; }
 
   absl::StatusOr<engine::StepHandle> Launch(const model::StepPlan& plan) override {
     FERRY_CHECK(launched_.size() < 2) << "three steps in flight";
@@ -237,6 +239,7 @@ class FakeEngineImpl final : public FakeEngine {
   const FakeNetwork network_;
   model::StepLimits limits_;
   std::byte* cache_ = nullptr;
+  engine::CacheSpans spans_;
   std::vector<PenaltyCounts> penalties_;
   std::deque<const model::StepPlan*> launched_;
   engine::StepHandle next_launch_ = 0;

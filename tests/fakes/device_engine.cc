@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/fakes/host_copies.h"
+
 namespace fakes {
 namespace {
 
@@ -25,46 +27,23 @@ class DeviceEngine final : public engine::Engine {
   }
 
   void SetCache(absl::Span<std::byte> token_blocks, absl::Span<std::byte> state_slots) override {
-    blocks_.Place(token_blocks, cache_layout().block_bytes());
-    slots_.Place(state_slots, cache_layout().spec().state_slot_bytes);
-    engine_->SetCache(absl::MakeSpan(blocks_.device), absl::MakeSpan(slots_.device));
+    const auto place = [](absl::Span<std::byte> host, std::vector<std::byte>& device) {
+      std::fill(host.begin(), host.end(), kPoison);
+      device.assign(host.size(), std::byte{0});
+    };
+    place(token_blocks, blocks_);
+    place(state_slots, slots_);
+    engine_->SetCache(absl::MakeSpan(blocks_), absl::MakeSpan(slots_));
   }
-  absl::Status ExportCache(const engine::CachePieces& pieces) override {
-    for (const int32_t block : pieces.blocks) blocks_.Export(block);
-    if (pieces.state_slot >= 0) slots_.Export(pieces.state_slot);
-    return absl::OkStatus();
-  }
-  absl::Status ImportCache(const engine::CachePieces& pieces) override {
-    for (const int32_t block : pieces.blocks) blocks_.Import(block);
-    if (pieces.state_slot >= 0) slots_.Import(pieces.state_slot);
-    return absl::OkStatus();
+  engine::CacheSpans cache() const override { return engine_->cache(); }
+  absl::StatusOr<std::unique_ptr<kernels::DeviceCopies>> MakeCopies() override {
+    return CreateHostCopies();
   }
 
  private:
-  struct Mirror {
-    absl::Span<std::byte> host;
-    std::vector<std::byte> device;
-    int64_t piece_bytes = 0;
-
-    void Place(absl::Span<std::byte> memory, int64_t bytes) {
-      host = memory;
-      piece_bytes = bytes;
-      std::fill(host.begin(), host.end(), kPoison);
-      device.assign(host.size(), std::byte{0});
-    }
-    void Export(int64_t piece) {
-      std::copy_n(device.data() + piece * piece_bytes, piece_bytes,
-                  host.data() + piece * piece_bytes);
-    }
-    void Import(int64_t piece) {
-      std::copy_n(host.data() + piece * piece_bytes, piece_bytes,
-                  device.data() + piece * piece_bytes);
-    }
-  };
-
-  Mirror blocks_;
-  Mirror slots_;
-  std::unique_ptr<engine::Engine> engine_;  // uses the mirrors' memory
+  std::vector<std::byte> blocks_;
+  std::vector<std::byte> slots_;
+  std::unique_ptr<engine::Engine> engine_;  // uses the memory
 };
 
 }  // namespace

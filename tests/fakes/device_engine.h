@@ -1,5 +1,5 @@
-// DeviceEngine: an engine whose cache lies in a memory of its own, as a GPU's does.  What a worker
-// forgets to export or to import is then poison, not the right bytes by luck.
+// DeviceEngine: an engine whose cache lies in a memory of its own, as a GPU's does.  A worker that
+// looks for it in the memory that it gave the engine finds poison, not the right bytes by luck.
 //
 // Thread rule as Engine.
 
@@ -12,7 +12,7 @@
 
 namespace fakes {
 
-// `engine` computes, over memory that only it and Export and Import see.
+// `engine` computes, over memory that others reach by copies.
 std::unique_ptr<engine::Engine> WithDeviceMemory(std::unique_ptr<engine::Engine> engine);
 
 }  // namespace fakes

@@ -5,6 +5,7 @@
 #include <random>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -168,8 +169,8 @@ TEST(StateSlotsPairTest, ManyAtOnceOverFewSlotsGiveTheirOwnText) {
   }
 }
 
-// What a step has written on the device must be exported before it is sent, what has been received
-// imported before it is read; without a state, blocks alone.
+// What a step has written on the device is sent from there, and what is received is there before it
+// is read; without a state, blocks alone.
 TEST(StateSlotsPairTest, ACacheInTheDevicesOwnMemoryTravels) {
   for (const int64_t state_slot_bytes : {0, 1024}) {
     SCOPED_TRACE(testing::Message() << state_slot_bytes << " bytes of state");
@@ -179,6 +180,21 @@ TEST(StateSlotsPairTest, ACacheInTheDevicesOwnMemoryTravels) {
     options.num_blocks = 30;
     options.device_memory = true;
     ExpectManyAtOnce(options);
+  }
+}
+
+TEST(StateSlotsPairTest, TheWayOfACacheIsTold) {
+  for (const bool device : {false, true}) {
+    PairOptions options = Options();
+    options.device_memory = device;
+    WorkerPair pair(options);
+    const std::string path = device ? "staged" : "host";
+    EXPECT_EQ(pair.prefill().runtime().cache_path, path);
+    const PairReply reply = ExpectReference(pair, Request("r", Tokens(300, 2), 5));
+    EXPECT_EQ(absl::EndsWith(reply.prefilled.transport(), "+staged"), device);
+    EXPECT_THAT(prometheus::TextSerializer().Serialize(pair.prefill().registry().Collect()),
+                testing::HasSubstr(absl::StrCat(
+                    "ferry_transfer_link_bytes_total{link=\"shm\",path=\"", path, "\"}")));
   }
 }
 

@@ -10,8 +10,8 @@
 
 #include "gtest/gtest.h"
 #include "kv_transfer/loopback_transport.h"
-#include "kv_transfer/ucx_transport.h"
 #include "tests/kv_transfer/side.h"
+#include "tests/kv_transfer/ucx_of_test.h"
 
 namespace kv_transfer {
 
@@ -19,14 +19,11 @@ class TransportContractTest : public testing::TestWithParam<std::string> {
  protected:
   std::unique_ptr<Side> MakeSide() {
     const Epoch epoch = Epoch::Random();
-    if (GetParam() == "loopback") {
-      return std::make_unique<Side>(epoch, CreateLoopbackTransport(network_, epoch));
+    if (LinkKindOf(GetParam()) == "loopback") {
+      return std::make_unique<Side>(
+          epoch, StageIfNamed(GetParam(), CreateLoopbackTransport(network_, epoch), copies_.get()));
     }
-    UcxOptions options;
-    options.epoch = epoch;
-    options.link_kinds = {GetParam()};
-    options.listen_ip = "127.0.0.1";
-    auto transport = CreateUcxTransport(options);
+    auto transport = MakeUcx(GetParam(), epoch, copies_.get());
     if (!transport.ok()) {
       ADD_FAILURE() << transport.status();
       abort();
@@ -56,6 +53,7 @@ class TransportContractTest : public testing::TestWithParam<std::string> {
     return id;
   }
 
+  const std::unique_ptr<kernels::DeviceCopies> copies_ = TestMemory::Get().MakeCopies();
   std::shared_ptr<LoopbackNetwork> network_ = CreateLoopbackNetwork();
   std::unique_ptr<Side> a_, b_;
 };

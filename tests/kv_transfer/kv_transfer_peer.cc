@@ -20,10 +20,10 @@
 #include <map>
 #include <sstream>
 
-#include "kv_transfer/ucx_transport.h"
 #include "tests/kv_transfer/peer_process.h"
 #include "tests/kv_transfer/side.h"
 #include "tests/kv_transfer/torn_message.h"
+#include "tests/kv_transfer/ucx_of_test.h"
 
 namespace kv_transfer {
 namespace {
@@ -40,19 +40,17 @@ struct Job {
   std::shared_ptr<OutgoingTransfer> outgoing;
 };
 
-int Main(const std::string& kind) {
+int Main(const std::string& name) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that dies takes its peers along
-  UcxOptions options;
-  options.epoch = Epoch::Random();
-  options.link_kinds = {kind};
-  options.listen_ip = "127.0.0.1";
-  auto transport = CreateUcxTransport(options);
+  const Epoch epoch = Epoch::Random();
+  const std::unique_ptr<kernels::DeviceCopies> copies = TestMemory::Get().MakeCopies();
+  auto transport = MakeUcx(name, epoch, copies.get());
   if (!transport.ok()) {
     Answer(std::string(transport.status().message()));
     return 1;
   }
   std::map<TransferId, Job> jobs;  // keeps the memory until the transport is closed
-  Side side(options.epoch, *std::move(transport));
+  Side side(epoch, *std::move(transport));
   Epoch peer;
 
   std::string line;
@@ -133,7 +131,7 @@ int Main(const std::string& kind) {
 
 int main(int argc, char** argv) {
   if (argc != 2) {
-    std::cerr << "usage: kv_transfer_peer shm|tcp\n";
+    std::cerr << "usage: kv_transfer_peer shm|tcp|shm_staged|tcp_staged|shm_device\n";
     return 2;
   }
   return kv_transfer::Main(argv[1]);

@@ -7,9 +7,9 @@
 #include <functional>
 
 #include "gtest/gtest.h"
-#include "kv_transfer/ucx_transport.h"
 #include "tests/kv_transfer/peer_process.h"
 #include "tests/kv_transfer/side.h"
+#include "tests/kv_transfer/ucx_of_test.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 // GCC brings this function of the sanitizers' runtime, but not the header that declares it.
@@ -42,13 +42,10 @@ int64_t BytesInUse() {
 class PeerProcessTest : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    UcxOptions options;
-    options.epoch = Epoch::Random();
-    options.link_kinds = {GetParam()};
-    options.listen_ip = "127.0.0.1";
-    auto transport = CreateUcxTransport(options);
+    const Epoch epoch = Epoch::Random();
+    auto transport = MakeUcx(GetParam(), epoch, copies_.get());
     ASSERT_TRUE(transport.ok()) << transport.status();
-    side_ = std::make_unique<Side>(options.epoch, *std::move(transport));
+    side_ = std::make_unique<Side>(epoch, *std::move(transport));
     peer_ = std::make_unique<PeerProcess>(GetParam());
     destination_ = std::make_unique<Blocks>(kNumBlocks, kBlockBytes);
     Connect();
@@ -102,6 +99,7 @@ class PeerProcessTest : public testing::TestWithParam<std::string> {
   }
   std::string IdHex() const { return Epoch{transfer_id_}.ToHex(); }
 
+  const std::unique_ptr<kernels::DeviceCopies> copies_ = TestMemory::Get().MakeCopies();
   std::unique_ptr<Side> side_;
   std::unique_ptr<Blocks> destination_;
   std::unique_ptr<PeerProcess> peer_;
@@ -336,7 +334,9 @@ TEST_P(SharedQueueTest, QueueThatWorksIsKept) {
 INSTANTIATE_TEST_SUITE_P(Ucx, SharedQueueTest, testing::Values("shm"),
                          [](const auto& info) { return info.param; });
 
-INSTANTIATE_TEST_SUITE_P(Ucx, PeerProcessTest, testing::Values("shm", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Ucx, PeerProcessTest,
+                         testing::ValuesIn(OfTestMemoryAndLinks({"shm", "tcp", "shm_staged",
+                                                                 "tcp_staged"})),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

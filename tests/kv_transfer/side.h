@@ -18,6 +18,7 @@
 #include "kv_transfer/incoming_transfers.h"
 #include "kv_transfer/outgoing_transfer.h"
 #include "kv_transfer/transport.h"
+#include "tests/kv_transfer/test_memory.h"
 
 namespace kv_transfer {
 
@@ -84,45 +85,60 @@ inline int64_t CountForeign(absl::Span<const std::byte> block) {
   return foreign;
 }
 
-// Blocks of memory, each of its own length.
+// Blocks of TestMemory, each of its own length.
 class Blocks {
  public:
   Blocks(int32_t count, size_t bytes) : Blocks(std::vector<size_t>(count, bytes)) {}
   explicit Blocks(const std::vector<size_t>& lengths) {
-    for (const size_t length : lengths) memory_.emplace_back(length, kPoison);
+    for (const size_t length : lengths) {
+      memory_.push_back(TestMemory::Get().Allocate(length));
+      spans_.emplace_back(memory_.back()->data(), length);
+    }
+    Poison();
   }
   void Fill(uint64_t seed) {
-    for (size_t i = 0; i < memory_.size(); ++i) FillPattern(absl::MakeSpan(memory_[i]), seed + i);
+    for (size_t i = 0; i < spans_.size(); ++i) {
+      std::vector<std::byte> pattern(spans_[i].size());
+      FillPattern(absl::MakeSpan(pattern), seed + i);
+      TestMemory::Get().Write(spans_[i], pattern);
+    }
   }
   void Poison() {
-    for (auto& block : memory_) std::fill(block.begin(), block.end(), kPoison);
+    for (const absl::Span<std::byte> block : spans_) {
+      TestMemory::Get().Write(block, std::vector<std::byte>(block.size(), kPoison));
+    }
   }
   bool HavePattern(uint64_t seed) const {
-    for (size_t i = 0; i < memory_.size(); ++i) {
-      if (!HasPattern(memory_[i], seed + i)) return false;
+    for (size_t i = 0; i < spans_.size(); ++i) {
+      if (!BlockHasPattern(i, seed + i)) return false;
     }
     return true;
   }
+  bool BlockHasPattern(size_t i, uint64_t seed) const { return HasPattern(Bytes(i), seed); }
   int64_t Foreign() const {
     int64_t foreign = 0;
-    for (const auto& block : memory_) foreign += CountForeign(block);
+    for (size_t i = 0; i < spans_.size(); ++i) foreign += BlockForeign(i);
     return foreign;
   }
-  std::vector<absl::Span<std::byte>> spans() {
-    std::vector<absl::Span<std::byte>> spans;
-    for (auto& block : memory_) spans.push_back(absl::MakeSpan(block));
-    return spans;
-  }
-  absl::Span<std::byte> operator[](size_t i) { return absl::MakeSpan(memory_[i]); }
-  int32_t size() const { return static_cast<int32_t>(memory_.size()); }
+  int64_t BlockForeign(size_t i) const { return CountForeign(Bytes(i)); }
+  const std::vector<absl::Span<std::byte>>& spans() const { return spans_; }
+  absl::Span<std::byte> operator[](size_t i) { return spans_[i]; }
+  int32_t size() const { return static_cast<int32_t>(spans_.size()); }
   uint64_t bytes() const {
     uint64_t bytes = 0;
-    for (const auto& block : memory_) bytes += block.size();
+    for (const absl::Span<std::byte> block : spans_) bytes += block.size();
     return bytes;
   }
 
  private:
-  std::vector<std::vector<std::byte>> memory_;
+  std::vector<std::byte> Bytes(size_t i) const {
+    std::vector<std::byte> bytes(spans_[i].size());
+    TestMemory::Get().Read(absl::MakeSpan(bytes), spans_[i]);
+    return bytes;
+  }
+
+  std::vector<std::unique_ptr<kernels::Buffer>> memory_;
+  std::vector<absl::Span<std::byte>> spans_;
 };
 
 // Passes everything on and lets a test wait until a number of messages has been received.
@@ -148,7 +164,12 @@ class ObservedTransport final : public Transport, public ReceiveSink {
   }
 
   std::vector<LinkAddress> addresses() const override { return inner_->addresses(); }
-  absl::Status Register(absl::Span<std::byte> region) override { return inner_->Register(region); }
+  absl::Status Register(absl::Span<std::byte> region, MemoryKind kind) override {
+    return inner_->Register(region, kind);
+  }
+  bool TakesDeviceMemory(const Epoch& peer) const override {
+    return inner_->TakesDeviceMemory(peer);
+  }
   void SetSink(ReceiveSink* sink) override {
     sink_ = sink;
     inner_->SetSink(this);

@@ -39,7 +39,7 @@ TEST_P(TransportContractTest, WrittenBlocksAreReadableAtTheReceiver) {
 }
 
 TEST_P(TransportContractTest, LinkHasAName) {
-  EXPECT_THAT(a_->transport->LinkName(b_->epoch), testing::StartsWith(GetParam()));
+  EXPECT_THAT(a_->transport->LinkName(b_->epoch), testing::StartsWith(LinkKindOf(GetParam())));
   EXPECT_EQ(a_->transport->LinkName(Epoch::Random()), "");
   RecordProperty("link", a_->transport->LinkName(b_->epoch));
   std::printf("link: %s\n", a_->transport->LinkName(b_->epoch).c_str());
@@ -157,7 +157,7 @@ TEST_P(TransportContractTest, StaleAndUnknownMessagesAreRefused) {
   EXPECT_TRUE(a_->SendAndWait(b_->epoch, a_->HeaderTo(*b_, id, 1, 3000), source[0]).ok());
   EXPECT_TRUE(b_->incoming->Announce(id, 2, 6000).ok());
   EXPECT_TRUE(ended.Wait().value().status.ok());
-  EXPECT_TRUE(HasPattern(destination[0], 5));
+  EXPECT_TRUE(destination.BlockHasPattern(0, 5));
 }
 
 TEST_P(TransportContractTest, SendChecksItsArguments) {
@@ -187,7 +187,7 @@ TEST_P(TransportContractTest, DroppedDataNeverCountsAsArrived) {
   EXPECT_EQ(result->status.code(), StatusCode::kAborted) << result->status;
   EXPECT_EQ(result->blocks, 2);
   EXPECT_EQ(result->bytes, 4000u);
-  EXPECT_EQ(CountForeign(destination[1]), 0);
+  EXPECT_EQ(destination.BlockForeign(1), 0);
 }
 
 TEST_P(TransportContractTest, AnnouncingOtherNumbersIsDataLoss) {
@@ -332,7 +332,10 @@ TEST_P(TransportContractTest, StoppedSenderDropsItsQueueAndDrains) {
   EXPECT_EQ(ended.Wait().value().status.code(), StatusCode::kCancelled);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TransportContractTest, testing::Values("loopback", "shm", "tcp"),
+INSTANTIATE_TEST_SUITE_P(All, TransportContractTest,
+                         testing::ValuesIn(OfTestMemory({"loopback", "shm", "tcp",
+                                                         "loopback_staged", "shm_staged",
+                                                         "tcp_staged"})),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

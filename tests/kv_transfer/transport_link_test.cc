@@ -209,7 +209,10 @@ TEST_P(TransportLinkTest, BothSidesMayConnectAtTheSameTime) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TransportLinkTest, testing::Values("loopback", "shm", "tcp"),
+INSTANTIATE_TEST_SUITE_P(All, TransportLinkTest,
+                         testing::ValuesIn(OfTestMemory({"loopback", "shm", "tcp",
+                                                         "loopback_staged", "shm_staged",
+                                                         "tcp_staged"})),
                          [](const auto& info) { return info.param; });
 
 // RDMA: where there are devices the suite above should be run with "rc" too; here it says what is

@@ -38,7 +38,12 @@ class LosingTransport final : public kv_transfer::Transport {
   }
 
   std::vector<kv_transfer::LinkAddress> addresses() const override { return inner_->addresses(); }
-  absl::Status Register(absl::Span<std::byte> region) override { return inner_->Register(region); }
+  absl::Status Register(absl::Span<std::byte> region, kv_transfer::MemoryKind kind) override {
+    return inner_->Register(region, kind);
+  }
+  bool TakesDeviceMemory(const kv_transfer::Epoch& peer) const override {
+    return inner_->TakesDeviceMemory(peer);
+  }
   void SetSink(kv_transfer::ReceiveSink* sink) override {
     sink_ = sink;
     inner_->SetSink(sink);

@@ -29,13 +29,15 @@ TEST(WorkerOptionsTest, EveryProblemIsNamedAtOnce) {
   options.engine.device = "abacus";
   options.engine.block_size = 63;
   options.links = "shm,pigeon";
+  options.cache_path = "owl";
   options.kv_lease = absl::ZeroDuration();
   options.tls.cert_file = "cert.pem";
   const absl::Status status = options.Validate();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  for (const char* part : {"--listen: address \"nowhere\"", "--advertise: \"host:0\"",
-                           "--model is missing", "--device: \"abacus\"", "--block_size: 63",
-                           "--links: \"pigeon\"", "--kv_lease_s: 0 is not positive", "--tls_key"}) {
+  for (const char* part :
+       {"--listen: address \"nowhere\"", "--advertise: \"host:0\"", "--model is missing",
+        "--device: \"abacus\"", "--block_size: 63", "--links: \"pigeon\"", "--cache_path: \"owl\"",
+        "--kv_lease_s: 0 is not positive", "--tls_key"}) {
     EXPECT_THAT(std::string(status.message()), HasSubstr(part));
   }
 }
