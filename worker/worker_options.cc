@@ -32,7 +32,7 @@ std::vector<std::string> WorkerOptions::link_kinds() const {
 absl::Status WorkerOptions::Validate() const {
   std::vector<std::string> problems;
   const auto require = [&problems](bool good, auto&&... words) {
-    if (!good) problems.push_back(absl::StrCat(words...));
+    if (!good) absl::StrAppend(&problems.emplace_back(), words...);
   };
   for (const auto& [flag, address] :
        {std::pair{"--listen", listen}, std::pair{"--metrics_listen", metrics_listen}}) {
