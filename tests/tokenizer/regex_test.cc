@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
 namespace tokenizer {
@@ -70,7 +71,7 @@ TEST(RegexTest, RefusesWhatMeansSomethingElse) {
 }
 
 TEST(RegexTest, ExplodingPatternEndsAtALimit) {
-  EXPECT_EQ(FirstMatch("(a*)*(b|a*c)+$", std::string(40, 'a') + "d"), "limit");
+  EXPECT_EQ(FirstMatch("(a*)*(b|a*c)+$", absl::StrCat(std::string(40, 'a'), "d")), "limit");
 }
 
 }  // namespace

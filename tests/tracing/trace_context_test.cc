@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -38,7 +39,7 @@ TEST(TraceContextTest, ALaterVersionMaySayMore) {
   EXPECT_EQ(BeginSpan(later).parent_span_id, "00f067aa0ba902b7");
   EXPECT_EQ(BeginSpan(later + "-more").parent_span_id, "00f067aa0ba902b7");
   EXPECT_TRUE(BeginSpan(later + "more").parent_span_id.empty());
-  EXPECT_TRUE(BeginSpan(std::string(kHeader) + "-more").parent_span_id.empty());
+  EXPECT_TRUE(BeginSpan(absl::StrCat(kHeader, "-more")).parent_span_id.empty());
 }
 
 TEST(TraceContextTest, WhatIsMalformedBeginsANewTrace) {
