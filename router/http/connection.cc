@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/beast/http/status.hpp>
 #include <utility>
@@ -38,7 +39,8 @@ class Connection::RequestExchange final : public Exchange {
  public:
   RequestExchange(Request request, std::shared_ptr<Connection> connection)
       : Exchange(std::move(request)),
-        work_(connection->socket_->executor()),
+        work_(boost::asio::make_work_guard(static_cast<boost::asio::io_context&>(
+            boost::asio::query(connection->socket_->executor(), boost::asio::execution::context)))),
         connection_(std::move(connection)) {}
 
   void Watch(std::shared_ptr<Watcher> watcher) override {
@@ -86,8 +88,10 @@ class Connection::RequestExchange final : public Exchange {
   }
 
  private:
-  // The server's threads run until the last exchange is gone, so that what is posted is run.
-  const boost::asio::executor_work_guard<boost::asio::any_io_executor> work_;
+  // The server's threads run until the last exchange is gone, so that what is posted is run.  The
+  // guard is the context's and the last member to go: a strand's would look into the context after
+  // it had let the server end.
+  const boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
   const std::shared_ptr<Connection> connection_;
   std::shared_ptr<Watcher> watcher_;
   bool begun_ = false;

@@ -353,6 +353,24 @@ TEST_F(HttpServerTest, ShutdownEndsWhatDoesNotEnd) {
   EXPECT_EQ(num_gone_, 1);
 }
 
+// The server waits for an exchange that somebody still holds: letting go of it must not touch the
+// server that ends with it.
+TEST_F(HttpServerTest, AnExchangeMayBeLetGoOfWhileTheServerEnds) {
+  for (int round = 1; round <= 500; ++round) {
+    Start();
+    HttpClient client(port());
+    client.Ask("/wait");
+    std::shared_ptr<Exchange> held = TakeWaiting();
+    std::thread holder([&] {
+      EXPECT_TRUE(WaitFor([&] { return num_gone_ == round; }));
+      for (int i = 0; i < round; ++i) std::this_thread::yield();  // every time a little later
+      held.reset();
+    });
+    server_.reset();
+    holder.join();
+  }
+}
+
 TEST_F(HttpServerTest, WhatCannotBeListenedOnIsNamed) {
   Start();
   ServerOptions same = options_;
