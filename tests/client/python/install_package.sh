@@ -1,15 +1,9 @@
 #!/usr/bin/env bash
 # A virtual environment with the Python package, installed as users install it, and what its tests need.
-# The packages stay from one run to the next; ours is installed anew.   usage: make_venv.sh VENV_DIR SOURCE_DIR
+# The packages stay from one run to the next; ours is installed anew.   usage: install_package.sh VENV_DIR SOURCE_DIR
 set -euo pipefail
 venv=$1 source=$2
-wanted=$source/tests/client/python/requirements.txt
-if ! cmp -s "$wanted" "$venv/made_of.txt"; then
-  rm -rf "$venv"
-  python3 -m venv "$venv"
-  "$venv/bin/pip" install -q -r "$wanted"
-  cp "$wanted" "$venv/made_of.txt"
-fi
+"$source/tests/make_venv.sh" "$venv" "$source/tests/client/python/requirements.txt"
 # From a copy of what it is built from: pip builds beside the sources, which other tests read meanwhile.
 rm -rf "$venv/tree"
 mkdir -p "$venv/tree/client"
