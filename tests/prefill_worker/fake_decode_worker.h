@@ -6,7 +6,6 @@
 #define TESTS_PREFILL_WORKER_FAKE_DECODE_WORKER_H_
 
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <future>
 #include <map>
@@ -18,55 +17,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "ferry/v1/kv_transfer.grpc.pb.h"
+#include "gate.h"
 #include "grpcpp/grpcpp.h"
 #include "kv_transfer/incoming_transfers.h"
 #include "kv_transfer/loopback_transport.h"
+#include "received.h"
 #include "service/grpc_server.h"
 #include "service/trace_metadata.h"
 #include "status/grpc_status.h"
 
 namespace prefill_worker {
-
-// Lets callers through while open.
-class Gate {
- public:
-  void Close() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    open_ = false;
-  }
-  void Open() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    open_ = true;
-    changed_.notify_all();
-  }
-  void Pass() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    ++arrived_;
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return open_; });
-  }
-  // Returns when `count` callers have come, in all.
-  void WaitForArrivals(int count) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return arrived_ >= count; });
-  }
-
- private:
-  std::mutex mutex_;  // guards everything below
-  std::condition_variable changed_;
-  bool open_ = true;
-  int arrived_ = 0;
-};
-
-// What one transfer brought.
-struct Received {
-  std::vector<std::byte> memory;  // [num_blocks * block_bytes], of the blocks that were sent
-  std::vector<std::byte> state;   // [state_slot_bytes]
-  uint32_t cached_tokens = 0;
-  uint32_t num_tokens = 0;
-  ferry::v1::TransferDoneRequest done;
-  std::promise<kv_transfer::IncomingResult> result;
-};
 
 class FakeDecodeWorker final : public ferry::v1::KvTransfer::Service {
  public:

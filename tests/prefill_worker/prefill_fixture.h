@@ -1,5 +1,4 @@
-// A prefill worker on a tiny checkpoint, whole but for its transport, which is a loopback; a
-// client's view of its calls; and a local engine that computes the same prompts.
+// A prefill worker on a tiny checkpoint, whole but for its transport, which is a loopback.
 
 #ifndef TESTS_PREFILL_WORKER_PREFILL_FIXTURE_H_
 #define TESTS_PREFILL_WORKER_PREFILL_FIXTURE_H_
@@ -7,17 +6,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "engine/plan_builder.h"
-#include "engine/prefix_reuse.h"
 #include "fake_decode_worker.h"
 #include "ferry/v1/worker.grpc.pb.h"
+#include "local_engine.h"
+#include "prefill_call.h"
 #include "prefill_worker/kv_sender.h"
 #include "prefill_worker/prefill_scheduler.h"
 #include "prefill_worker/prefill_service.h"
@@ -27,7 +24,6 @@
 
 namespace prefill_worker {
 
-inline constexpr int32_t kBlockSize = 64;
 inline constexpr int32_t kVocab = 320;
 
 inline PrefillOptions TestOptions() {
@@ -47,128 +43,6 @@ inline std::vector<uint32_t> Tokens(int32_t length, uint32_t salt) {
   for (int32_t i = 0; i < length; ++i) tokens.push_back((i * 37 + salt * 101 + 3) % kVocab);
   return tokens;
 }
-
-// The truth: one engine, no scheduler.
-class LocalEngine {
- public:
-  explicit LocalEngine(std::unique_ptr<engine::Engine> engine)
-      : engine_(std::move(engine)),
-        memory_(*engine::CacheMemory::Map(kBlocks * engine_->cache_layout().block_bytes())),
-        slots_(*engine::CacheMemory::Map(std::max<int64_t>(1, kSlots * slot_bytes()))),
-        plan_(engine_->limits()) {
-    engine_->SetCache(memory_.span(), slots_.span().first(kSlots * slot_bytes()));
-  }
-
-  struct Result {
-    std::vector<std::byte> blocks;  // [num_blocks, block_bytes]
-    std::vector<std::byte> state;   // [state_slot_bytes]
-    kernels::SampleResult sample;
-  };
-  Result Compute(const std::vector<uint32_t>& tokens, engine::SamplingOptions sampling) {
-    engine::BlockPool pool(kBlocks, slot_bytes() == 0 ? 0 : kSlots);
-    engine::Sequence seq;
-    seq.tokens.assign(tokens.begin(), tokens.end());
-    seq.num_prompt_tokens = static_cast<int32_t>(tokens.size());
-    seq.sampling = sampling;
-    if (sampling.HasPenalties()) {
-      seq.penalty_slot = 0;
-      seq.penalty_reset_needed = true;
-    }
-    const int32_t n = seq.num_prompt_tokens;
-    EXPECT_TRUE(
-        engine::TakePrefix(seq, {}, 0, engine::Continuation::kComputed, kBlockSize, pool).ok());
-    EXPECT_TRUE(engine::GrowBlocks(seq, n, kBlockSize, pool).ok());
-    engine::PlanBuilder builder(kBlockSize, plan_);
-    Result result;
-    while (seq.num_computed < n) {
-      const int32_t rows = std::min(n - seq.num_computed, engine_->limits().max_tokens);
-      const bool last = seq.num_computed + rows == n;
-      builder.Begin(++step_);
-      builder.Add(seq, rows, /*absorbed=*/false, /*sample=*/last);
-      const auto collected = engine_->Collect(*engine_->Launch(plan_));
-      EXPECT_TRUE(collected.ok()) << collected.status();
-      if (last) result.sample = collected->samples[0];
-    }
-    const int64_t block_bytes = engine_->cache_layout().block_bytes();
-    for (const engine::BlockId block : seq.blocks) {
-      const std::byte* begin = memory_.data() + block * block_bytes;
-      result.blocks.insert(result.blocks.end(), begin, begin + block_bytes);
-    }
-    const std::byte* state = slots_.data() + seq.state_slot * slot_bytes();
-    if (slot_bytes() > 0) result.state.assign(state, state + slot_bytes());
-    return result;
-  }
-  const model::CacheLayout& layout() const { return engine_->cache_layout(); }
-
- private:
-  static constexpr int32_t kBlocks = 41;
-  static constexpr int32_t kSlots = 2;
-  int64_t slot_bytes() const { return engine_->cache_layout().spec().state_slot_bytes; }
-
-  std::unique_ptr<engine::Engine> engine_;
-  engine::CacheMemory memory_;
-  engine::CacheMemory slots_;
-  model::StepPlan plan_;
-  int64_t step_ = 0;
-};
-
-// The finished entries of `received` are those of `truth`, bit for bit, and so is the state.
-inline void ExpectSameRows(const model::CacheLayout& layout, const LocalEngine::Result& truth,
-                           const Received& received) {
-  const model::CacheSpec& spec = layout.spec();
-  const int64_t cached_bytes = received.cached_tokens / kBlockSize * layout.block_bytes();
-  int64_t different = 0;
-  for (int32_t group = 0; group < static_cast<int32_t>(spec.groups.size()); ++group) {
-    const model::CacheGroup& g = spec.groups[group];
-    const int32_t per_block = kBlockSize / g.tokens_per_entry;
-    for (int32_t layer = 0; layer < g.layers; ++layer) {
-      for (uint32_t entry = received.cached_tokens / g.tokens_per_entry;
-           entry < received.num_tokens / g.tokens_per_entry; ++entry) {
-        const int64_t offset = entry / per_block * layout.block_bytes() +
-                               layout.offset(group, layer) + entry % per_block * g.entry_bytes;
-        different +=
-            std::memcmp(truth.blocks.data() + offset,
-                        received.memory.data() + offset - cached_bytes, g.entry_bytes) != 0;
-      }
-    }
-  }
-  EXPECT_EQ(different, 0) << "entries differ";
-  EXPECT_EQ(truth.state, received.state);
-}
-
-// A Prefill RPC as the router sees it.
-class PrefillCall {
- public:
-  PrefillCall(ferry::v1::PrefillWorker::Stub* stub, const ferry::v1::PrefillRequest& request,
-              const std::string& traceparent = "") {
-    service::AddTraceparent(traceparent, &context_);
-    reader_ = stub->Prefill(&context_, request);
-  }
-
-  // The next event; nothing set at the end.
-  ferry::v1::PrefillEvent Next() {
-    ferry::v1::PrefillEvent event;
-    if (!reader_->Read(&event)) event.Clear();
-    return event;
-  }
-  // Reads until an event of this kind.
-  ferry::v1::PrefillEvent Until(ferry::v1::PrefillEvent::EventCase kind) {
-    ferry::v1::PrefillEvent event = Next();
-    while (event.event_case() != kind && event.event_case() != 0) event = Next();
-    EXPECT_EQ(event.event_case(), kind);
-    return event;
-  }
-  absl::Status Finish() {
-    while (Next().event_case() != 0) {
-    }
-    return status::FromGrpc(reader_->Finish());
-  }
-  void Cancel() { context_.TryCancel(); }
-
- private:
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReader<ferry::v1::PrefillEvent>> reader_;
-};
 
 class PrefillFixture : public testing::Test {
  protected:
