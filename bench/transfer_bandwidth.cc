@@ -187,10 +187,10 @@ int RunReceiver(const Options& options, char** argv) {
   std::vector<std::string> words = {argv[0],
                                     "--sender",
                                     "--kind=" + options.kind,
-                                    "--path=" + options.path,
                                     "--block_bytes=" + std::to_string(options.block_bytes),
                                     "--pool_bytes=" + std::to_string(options.pool_bytes),
                                     "--total_bytes=" + std::to_string(options.total_bytes)};
+  if (!options.path.empty()) words.push_back("--path=" + options.path);
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
@@ -228,7 +228,8 @@ int main(int argc, char** argv) {
   CLI::App app("measures Ferry's transport between two processes");
   app.add_option("--kind", options.kind, "shm, tcp or rc");
   app.add_option("--path", options.path,
-                 "of a GPU's memory (FERRY_TEST_MEMORY=cuda): _staged or _device (with shm)");
+                 "of a GPU's memory (FERRY_TEST_MEMORY=cuda): _staged or _device (with shm)")
+      ->check(CLI::IsMember({"_staged", "_device"}));
   app.add_option("--block_bytes", options.block_bytes)->check(CLI::Range(1, 8 << 20));
   app.add_option("--pool_bytes", options.pool_bytes, "0: one block, reused");
   app.add_option("--total_bytes", options.total_bytes);
