@@ -11,8 +11,15 @@
 namespace engine {
 
 absl::StatusOr<CacheMemory> CacheMemory::Map(int64_t size_bytes) {
-  void* memory =
-      mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return MapWith(PROT_READ | PROT_WRITE, size_bytes);
+}
+
+absl::StatusOr<CacheMemory> CacheMemory::Reserve(int64_t size_bytes) {
+  return MapWith(PROT_NONE, size_bytes);
+}
+
+absl::StatusOr<CacheMemory> CacheMemory::MapWith(int protection, int64_t size_bytes) {
+  void* memory = mmap(nullptr, size_bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
     return absl::ResourceExhaustedError(
         absl::StrCat("cannot map ", size_bytes, " bytes of cache: ", std::strerror(errno)));

@@ -17,6 +17,8 @@ class CacheMemory final {
  public:
   // Zeroed, page-aligned memory.  Errors: kResourceExhausted naming the size.
   static absl::StatusOr<CacheMemory> Map(int64_t size_bytes);
+  // Addresses alone, of which none may be touched: of a cache that a device has in its own memory.
+  static absl::StatusOr<CacheMemory> Reserve(int64_t size_bytes);
   CacheMemory(CacheMemory&& other) noexcept;
   CacheMemory& operator=(CacheMemory&& other) noexcept;
   ~CacheMemory();
@@ -25,6 +27,7 @@ class CacheMemory final {
   absl::Span<std::byte> span() const { return {data_, static_cast<size_t>(size_bytes_)}; }
 
  private:
+  static absl::StatusOr<CacheMemory> MapWith(int protection, int64_t size_bytes);
   CacheMemory(std::byte* data, int64_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
 
   std::byte* data_ = nullptr;

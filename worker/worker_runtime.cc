@@ -36,9 +36,12 @@ absl::StatusOr<bool> LinksTakeDeviceMemory(const WorkerOptions& options) {
 }  // namespace
 
 absl::Status MapCache(const CacheSize& size, WorkerRuntime& runtime) {
-  auto blocks = engine::CacheMemory::Map(size.num_blocks * runtime.block_bytes());
+  const WorkerOptions& asked = runtime.options;
+  // The host may have less memory than the device.
+  const auto map =
+      asked.engine.device == "cuda" ? &engine::CacheMemory::Reserve : &engine::CacheMemory::Map;
+  auto blocks = map(size.num_blocks * runtime.block_bytes());
   if (!blocks.ok()) {
-    const WorkerOptions& asked = runtime.options;
     return absl::Status(blocks.status().code(),
                         absl::StrCat(asked.num_blocks > 0 ? "--num_blocks: " : "--cache_bytes: ",
                                      asked.num_blocks > 0 ? asked.num_blocks : asked.cache_bytes,
@@ -48,7 +51,7 @@ absl::Status MapCache(const CacheSize& size, WorkerRuntime& runtime) {
   absl::Span<std::byte> slot_bytes;
   if (size.num_state_slots > 0) {
     ASSIGN_OR_RETURN(engine::CacheMemory slots,
-                     engine::CacheMemory::Map(size.num_state_slots * runtime.state_slot_bytes()));
+                     map(size.num_state_slots * runtime.state_slot_bytes()));
     runtime.state_slots = std::make_unique<engine::CacheMemory>(std::move(slots));
     slot_bytes = runtime.state_slots->span();
   }
