@@ -8,7 +8,6 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/graph_recording.h"
 #include "status/status_macros.h"
 
 namespace kernels::cuda {
@@ -34,13 +34,21 @@ class MappedBuffer final : public Buffer {
           "cannot map ", size, " bytes for copies of the device: ", std::strerror(errno)));
     }
     madvise(data, size, MADV_HUGEPAGE);  // advice only
-    std::unique_ptr<MappedBuffer> buffer(
+    const cudaError_t error = cudaHostRegister(data, size, cudaHostRegisterDefault);
+    if (error != cudaSuccess) {
+      cudaGetLastError();  // or the next launch would report it
+      munmap(data, size);
+      return absl::ResourceExhaustedError(
+          absl::StrCat("cuda: pinning ", size, " bytes of host memory: ", cudaGetErrorString(error),
+                       " (", cudaGetErrorName(error), ")"));
+    }
+    return std::unique_ptr<Buffer>(
         new MappedBuffer(static_cast<std::byte*>(data), size, size_bytes));
-    ASSIGN_OR_RETURN(buffer->pinned_, PinnedRange::Pin({buffer->data_, size}));
-    return buffer;
   }
+  MappedBuffer(const MappedBuffer&) = delete;
+  MappedBuffer& operator=(const MappedBuffer&) = delete;
   ~MappedBuffer() override {
-    pinned_.reset();  // before its memory goes
+    cudaHostUnregister(data_);
     munmap(data_, mapped_bytes_);
   }
 
@@ -54,8 +62,12 @@ class MappedBuffer final : public Buffer {
   std::byte* const data_;
   const size_t mapped_bytes_;
   const int64_t size_bytes_;
-  std::optional<PinnedRange> pinned_;
 };
+
+absl::Status SettleDevice() {
+  const std::lock_guard<std::mutex> lock(RecordingMutex());
+  return ToStatus(cudaDeviceSynchronize(), "settling the device");
+}
 
 // The copies of one direction, and the thread that waits for them.
 class Lane {
@@ -121,7 +133,7 @@ class Lane {
       lock.unlock();
       if (copy.status.ok()) {
         copy.status = copy.event == nullptr
-                          ? ToStatus(cudaDeviceSynchronize(), "settling the device")
+                          ? SettleDevice()
                           : ToStatus(cudaEventSynchronize(copy.event), "copying a piece");
       }
       copy.done(std::move(copy.status));

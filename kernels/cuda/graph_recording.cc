@@ -26,8 +26,14 @@ class GraphRecording final : public Recording {
 
 }  // namespace
 
+std::mutex& RecordingMutex() {
+  static std::mutex& mutex = *new std::mutex;
+  return mutex;
+}
+
 absl::StatusOr<std::unique_ptr<Recording>> RecordGraph(cudaStream_t stream,
                                                        absl::FunctionRef<absl::Status()> launch) {
+  const std::lock_guard<std::mutex> lock(RecordingMutex());
   RETURN_IF_ERROR(ToStatus(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
                            "recording a step"));
   const absl::Status launched = launch();

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <memory>
+#include <mutex>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -16,9 +17,13 @@
 namespace kernels::cuda {
 
 // What `launch` launches on `stream`.  REQUIRES: every kernel of it has run before, since loading
-// one may synchronize.  Other threads may launch and copy meanwhile.
+// one may synchronize.  Other threads may launch and copy meanwhile, and wait for the whole device
+// with RecordingMutex alone.
 absl::StatusOr<std::unique_ptr<Recording>> RecordGraph(cudaStream_t stream,
                                                        absl::FunctionRef<absl::Status()> launch);
+
+// Held while a step is recorded, which a wait for the whole device would break.
+std::mutex& RecordingMutex();
 
 // On the launcher's stream, whatever the context.
 class EventTimer final : public Timer {
