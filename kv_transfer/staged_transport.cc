@@ -68,7 +68,7 @@ class StagedTransport final : public Transport, private ReceiveSink {
  public:
   StagedTransport(std::unique_ptr<Transport> inner, kernels::DeviceCopies* copies,
                   int64_t slot_bytes)
-      : inner_(std::move(inner)), copies_(copies), slots_(copies, slot_bytes) {
+      : copies_(copies), slots_(copies, slot_bytes), inner_(std::move(inner)) {
     FERRY_CHECK(slot_bytes > 0 && slot_bytes <= kMaxMessageBytes) << slot_bytes;
   }
   ~StagedTransport() override { Close(); }
@@ -323,10 +323,10 @@ class StagedTransport final : public Transport, private ReceiveSink {
     changed_.notify_all();
   }
 
-  const std::unique_ptr<Transport> inner_;
   kernels::DeviceCopies* const copies_;
-  ReceiveSink* sink_ = nullptr;
   StagingSlots slots_;
+  const std::unique_ptr<Transport> inner_;  // has the slots' memory registered
+  ReceiveSink* sink_ = nullptr;
 
   std::mutex mutex_;  // guards the rest
   std::condition_variable changed_;

@@ -1,10 +1,10 @@
 // StagedTransport: a transport for memory that only a device sees, over one that sees the host's.
 //
 // A link that takes the device's memory is left to it.  Over any other every message goes through a
-// slot of pinned memory.  A sender's slot is sent as soon as its copy
-// has ended, while the next ones are being copied; a receiver copies each slot on as soon as it has
-// arrived.  So the copies of a transfer run beside its way over the link, and nothing waits for a
-// step of the device or holds one up.
+// slot of pinned memory.  A sender's slot is sent as soon as its copy has ended, while the next
+// ones are being copied; a receiver copies each slot on as soon as it has arrived.  So the copies
+// of a transfer run beside its way over the link, and nothing waits for a step of the device or
+// holds one up.
 //
 // What the contract says of the memory holds for the device's copies too: a send is done only when
 // its copy has ended as well, a message is received only when its bytes are in the device's memory,

@@ -53,8 +53,13 @@ ucs_log_func_rc_t LogToStandardError(const char*, unsigned, const char*, ucs_log
 // (crashes are the process's own business) and messages on standard output.
 void TameUcx() {
   static const bool once = [] {
-    for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) ucs_debug_disable_signal(signal);
     ucs_log_push_handler(&LogToStandardError);
+    for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) {
+      struct sigaction now {};
+      // Newer ones leave signals alone, and warn of whoever disables what they have not set.
+      if (sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) continue;
+      ucs_debug_disable_signal(signal);
+    }
     return true;
   }();
   (void)once;

@@ -12,7 +12,6 @@
 namespace fakes {
 namespace {
 
-// Not touched before it is used, however much it is.
 class HostBuffer final : public kernels::Buffer {
  public:
   explicit HostBuffer(int64_t size_bytes)
@@ -42,7 +41,7 @@ class HostCopiesImpl final : public HostCopies {
   }
 
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateHost(int64_t size_bytes) override {
-    return std::make_unique<HostBuffer>(size_bytes);
+    return MakeHostBuffer(size_bytes);
   }
   void ToHost(absl::Span<std::byte> host, const std::byte* device, Done done) override {
     Start(lanes_[0], {host.data(), device, host.size(), std::move(done)});
@@ -118,5 +117,9 @@ class HostCopiesImpl final : public HostCopies {
 }  // namespace
 
 std::unique_ptr<HostCopies> CreateHostCopies() { return std::make_unique<HostCopiesImpl>(); }
+
+std::unique_ptr<kernels::Buffer> MakeHostBuffer(int64_t size_bytes) {
+  return std::make_unique<HostBuffer>(size_bytes);
+}
 
 }  // namespace fakes

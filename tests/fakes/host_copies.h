@@ -6,6 +6,7 @@
 #ifndef TESTS_FAKES_HOST_COPIES_H_
 #define TESTS_FAKES_HOST_COPIES_H_
 
+#include <cstdint>
 #include <memory>
 
 #include "absl/time/time.h"
@@ -25,6 +26,9 @@ class HostCopies : public kernels::DeviceCopies {
 };
 
 std::unique_ptr<HostCopies> CreateHostCopies();
+
+// Zeroed, and not touched before it is used, however much it is.
+std::unique_ptr<kernels::Buffer> MakeHostBuffer(int64_t size_bytes);
 
 }  // namespace fakes
 

@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
-#include <vector>
 
 #include "status/check.h"
 #include "tests/fakes/host_copies.h"
@@ -11,20 +10,10 @@
 namespace kv_transfer {
 namespace {
 
-class HostBuffer final : public kernels::Buffer {
- public:
-  explicit HostBuffer(size_t bytes) : memory_(bytes) {}
-  std::byte* data() override { return memory_.data(); }
-  int64_t size_bytes() const override { return static_cast<int64_t>(memory_.size()); }
-
- private:
-  std::vector<std::byte> memory_;
-};
-
 class HostTestMemory final : public TestMemory {
  public:
   std::unique_ptr<kernels::Buffer> Allocate(size_t bytes) override {
-    return std::make_unique<HostBuffer>(bytes);
+    return fakes::MakeHostBuffer(static_cast<int64_t>(bytes));
   }
   void Write(absl::Span<std::byte> memory, absl::Span<const std::byte> host) override {
     if (!host.empty()) std::memcpy(memory.data(), host.data(), host.size());
