@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 
-# What kv_transfer/ucx_worker.cc sets, by UCX's full names.
+# What kv_transfer/ucx_config.cc sets, by UCX's full names.
 SETTINGS = {
     "shm": {"UCX_TLS": "shm", "UCX_MM_ERROR_HANDLING": "y", "UCX_CMA_MEMORY_INVALIDATE": "y",
             "UCX_RNDV_SCHEME": "get_zcopy"},
