@@ -45,12 +45,12 @@ struct Template {
 };
 absl::StatusOr<std::optional<Template>> ReadTemplate(const std::filesystem::path& dir) {
   const std::filesystem::path jinja = dir / "chat_template.jinja";
-  if (std::filesystem::exists(jinja)) {
+  if (input_file::IsThere(jinja.string())) {
     ASSIGN_OR_RETURN(std::string text, input_file::Read(jinja.string(), kMaxFileBytes));
     return Template{std::move(text), jinja.string()};
   }
   const std::filesystem::path config_path = dir / "tokenizer_config.json";
-  if (!std::filesystem::exists(config_path)) return std::nullopt;
+  if (!input_file::IsThere(config_path.string())) return std::nullopt;
   ASSIGN_OR_RETURN(const Json config, input_file::ReadJsonObject(config_path.string()));
   Json value = config.value("chat_template", Json());
   if (value.is_array()) {  // named ones

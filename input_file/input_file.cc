@@ -10,17 +10,22 @@
 namespace input_file {
 
 absl::Status Check(const std::string& path) {
-  std::error_code error;
-  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  std::error_code why, ignored;
+  const std::filesystem::file_status status = std::filesystem::status(path, why);
   if (std::filesystem::is_regular_file(status)) return absl::OkStatus();
   if (std::filesystem::exists(status)) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
   }
-  if (std::filesystem::is_symlink(std::filesystem::symlink_status(path, error))) {
+  if (std::filesystem::is_symlink(std::filesystem::symlink_status(path, ignored))) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": a link that leads to no file"));
+  }
+  if (status.type() != std::filesystem::file_type::not_found) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", why.message()));
   }
   return absl::NotFoundError(absl::StrCat("no such file: ", path));
 }
+
+bool IsThere(const std::string& path) { return !absl::IsNotFound(Check(path)); }
 
 absl::StatusOr<std::string> Read(const std::string& path, int64_t max_bytes) {
   RETURN_IF_ERROR(Check(path));

@@ -17,10 +17,13 @@
 namespace input_file {
 
 // Whether `path` leads to a regular file.
-// Errors: kNotFound "no such file: PATH"; kInvalidArgument "PATH: not a regular file", or "PATH: a
-// link that leads to no file", as in a download that was cut off: an optional file is not missing
-// then.
+// Errors: kNotFound "no such file: PATH"; kInvalidArgument "PATH: not a regular file", "PATH: a
+// link that leads to no file", as in a download that was cut off, or why nobody can tell.
 absl::Status Check(const std::string& path);
+
+// Whether there is anything at `path`, if only what Check objects to: then an optional file is
+// wrong, not left out.
+bool IsThere(const std::string& path);
 
 // The whole file.  Errors: as of Check; kInvalidArgument if it has more than `max_bytes` or cannot
 // be read.

@@ -97,9 +97,9 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
   checkpoint->origin_ = model_dir;
   const std::string single = absl::StrCat(model_dir, "/", kSingleFile);
   const std::string index = absl::StrCat(model_dir, "/", kIndexFile);
-  if (std::filesystem::exists(single, error)) {
+  if (input_file::IsThere(single)) {
     RETURN_IF_ERROR(checkpoint->AddFile(single));
-  } else if (std::filesystem::exists(index, error)) {
+  } else if (input_file::IsThere(index)) {
     RETURN_IF_ERROR(checkpoint->AddShards(model_dir, index));
   } else {
     return absl::NotFoundError(
@@ -210,8 +210,7 @@ absl::Status Checkpoint::AddShards(const std::string& model_dir, const std::stri
   }
   for (const std::string& shard : shards) {
     const std::string path = absl::StrCat(model_dir, "/", shard);
-    std::error_code error;
-    if (!std::filesystem::exists(path, error)) {
+    if (!input_file::IsThere(path)) {
       return absl::NotFoundError(
           absl::StrCat(kIndexFile, ": shard ", shard, " is listed but not in ", model_dir));
     }

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "input_file/input_file.h"
 #include "input_file/json_file.h"
 #include "status/status_macros.h"
 
@@ -61,7 +62,7 @@ absl::StatusOr<bool> ReadEos(const std::filesystem::path& path, const json& obje
 }
 
 absl::Status ReadGenerationConfig(const std::filesystem::path& path, ModelAssets* assets) {
-  if (!std::filesystem::exists(path)) return absl::OkStatus();
+  if (!input_file::IsThere(path.string())) return absl::OkStatus();
   ASSIGN_OR_RETURN(const json object, input_file::ReadJsonObject(path.string()));
   RETURN_IF_ERROR(ReadEos(path, object, &assets->eos_ids).status());
   SamplingDefaults& defaults = assets->defaults;
@@ -150,7 +151,7 @@ absl::StatusOr<std::unique_ptr<ModelAssets>> ModelAssets::Load(const std::string
                                                    eos_ids.size(), " ids, at most ", kMaxEosIds));
   }
 
-  if (std::filesystem::exists(dir / "tokenizer.json")) {
+  if (input_file::IsThere(dir / "tokenizer.json")) {
     ASSIGN_OR_RETURN(assets->tokenizer, tokenizer::Tokenizer::Load(dir.string()));
     assets->tokenizer_hash = assets->tokenizer->hash();
     for (int32_t id = 0; id < assets->tokenizer->vocab_size(); ++id) {

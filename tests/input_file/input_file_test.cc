@@ -53,9 +53,23 @@ TEST_F(InputFileTest, MissingAndLongFilesAreNamed) {
     EXPECT_EQ(Read(path, 4).status(),
               absl::InvalidArgumentError(path + ": a link that leads to no file"));
   }
+  const std::string long_name = dir_ + "/" + std::string(1000, 'n');
+  EXPECT_EQ(Read(long_name, 4).status(),
+            absl::InvalidArgumentError(long_name + ": File name too long"));
   const std::string path = Write("file", "12345");
   EXPECT_EQ(Read(path, 4).status(),
             absl::InvalidArgumentError(path + ": expected at most 4 bytes, found 5"));
+}
+
+TEST_F(InputFileTest, OnlyWhatIsMissingIsNotThere) {
+  EXPECT_FALSE(IsThere(dir_ + "/none"));
+  EXPECT_FALSE(IsThere(Write("file", "x") + "/below_a_file"));
+  std::filesystem::create_symlink("none", dir_ + "/broken");
+  std::filesystem::create_symlink("circle", dir_ + "/circle");
+  for (const std::string& path : {dir_ + "/file", dir_, dir_ + "/broken", dir_ + "/circle",
+                                  dir_ + "/" + std::string(1000, 'n')}) {
+    EXPECT_TRUE(IsThere(path)) << path;
+  }
 }
 
 }  // namespace

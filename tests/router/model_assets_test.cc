@@ -100,6 +100,24 @@ TEST(ModelAssetsTest, BadFilesGiveOneSentence) {
   EXPECT_EQ(ModelAssets::Load("x=").status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+// As in a download that was cut off: each of them would say something else of the model.
+TEST(ModelAssetsTest, AnOptionalFileThatIsABrokenLinkIsNotTakenForLeftOut) {
+  for (const char* name : {"generation_config.json", "tokenizer.json", "chat_template.jinja",
+                           "tokenizer_config.json"}) {
+    for (const char* target : {"nowhere", name}) {  // the other one is a circle
+      tokenizer::TempDir dir;
+      dir.Write("config.json", kConfig);
+      if (std::string(name) != "tokenizer.json") {
+        dir.Write("tokenizer.json", tokenizer::TinyTokenizer().dump());
+      }
+      const std::string path = dir.path() + "/" + name;
+      std::filesystem::create_symlink(target, path);
+      EXPECT_EQ(ModelAssets::Load(dir.path()).status(),
+                absl::InvalidArgumentError(path + ": a link that leads to no file"));
+    }
+  }
+}
+
 // The tiny tokenizer with these tokens added.
 std::string TokenizerWith(const std::vector<std::string>& tokens) {
   nlohmann::json json = tokenizer::TinyTokenizer();
