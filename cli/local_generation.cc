@@ -177,7 +177,9 @@ absl::Status GenerateLocally(const engine::EngineOptions& options,
                              const OnMessage& on_message) {
   std::vector<std::unique_ptr<router::ModelAssets>> assets(1);
   ASSIGN_OR_RETURN(assets[0], router::ModelAssets::Load(options.model_dir));
-  if (options.max_model_len > 0) assets[0]->workers_max_model_len = options.max_model_len;
+  if (options.max_model_len > 0) {
+    assets[0]->SetWorkerLimits(router::WorkerLimits::OfContext(options.max_model_len));
+  }
   const router::ServedModels models(std::move(assets));
   RETURN_IF_ERROR(router::CheckRequest(request, models));
   ASSIGN_OR_RETURN(const router::PreparedRequest prepared, router::PrepareRequest(request, models));

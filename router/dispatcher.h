@@ -109,8 +109,6 @@ class Dispatcher final {
   // Only broken workers are left, and it has waited for them as long as it can.
   bool IsLastResort(const Waiting& waiting, absl::Time now) const;
   const std::vector<block_hash::BlockHash>& Chain(Waiting* waiting, int32_t block_size);
-  // Tokens; 0: nobody decodes the model.  As if endless while a worker is not known yet.
-  int64_t LargestCache(const ModelAssets& model) const;
   // Nobody can serve it now; true: it is worth waiting for a change.
   bool MayBePlaceableYet(const Waiting& waiting, absl::Time now) const;
   absl::Status Unplaceable(const Waiting& waiting) const;

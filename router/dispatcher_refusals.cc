@@ -2,7 +2,6 @@
 // that nobody can be sent to.
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -129,21 +128,9 @@ bool Dispatcher::IsLastResort(const Waiting& waiting, absl::Time now) const {
   return passed >= std::min(options_.worker_wait, (waiting.request->deadline - now) / 2);
 }
 
-int64_t Dispatcher::LargestCache(const ModelAssets& model) const {
-  int64_t largest = 0;
-  for (WorkerSlot slot = 0; slot < registry_->num_workers(); ++slot) {
-    if (registry_->link(slot).state() == LinkState::kGone) continue;
-    const WorkerFacts& facts = registry_->link(slot).facts();
-    if (facts.epoch.empty()) return std::numeric_limits<int64_t>::max();
-    if (facts.model != model.name || facts.role == LinkRole::kPrefill) continue;
-    largest = std::max(largest, int64_t{facts.num_blocks} * facts.block_size);
-  }
-  return largest;
-}
-
 bool Dispatcher::MayBePlaceableYet(const Waiting& waiting, absl::Time now) const {
-  const int64_t largest = LargestCache(*waiting.request->model);
-  if (largest > 0 && static_cast<int64_t>(waiting.request->tokens.size()) >= largest) return false;
+  const RequestView view = waiting.request->view();
+  if (!waiting.request->model->lengths().Holds(view.prompt_tokens, view.total_tokens)) return false;
   const absl::Duration wait = registry_->AllServe() ? options_.grace : options_.worker_wait;
   return now - waiting.unplaceable_since_ < wait;
 }
@@ -151,15 +138,24 @@ bool Dispatcher::MayBePlaceableYet(const Waiting& waiting, absl::Time now) const
 absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
   const ModelAssets& model = *waiting.request->model;
   const WorkerRegistry::Ready ready = registry_->ReadyWorkers(model);
-  const auto tokens = static_cast<int64_t>(waiting.request->tokens.size());
-  const int64_t largest = LargestCache(model);
-  if (largest > 0 && tokens >= largest) {
+  const RequestView view = waiting.request->view();
+  const int64_t tokens = view.prompt_tokens;
+  const LengthLimits lengths = model.lengths();
+  // The door let it in: since then a worker has come back that takes less than before.
+  if (tokens > waiting.request->num_prompt_tokens() && !lengths.Holds(tokens, view.total_tokens)) {
+    return Unavailable(
+        absl::StrCat("the output cannot go on: no worker takes the ", tokens, " tokens so far"),
+        registry_->Away());
+  }
+  if (tokens > lengths.prompt()) return PromptTooLong(tokens, lengths);
+  if (!lengths.Holds(tokens, view.total_tokens)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "prompt has ", tokens, " tokens: the largest cache of a worker holds ", largest));
+        "prompt has ", tokens, " tokens, with the output asked for ", view.total_tokens,
+        ": the context of ", lengths.TotalFor(tokens), " is passed"));
   }
   if (ready.decode == 0) {
     std::vector<std::string> reasons = registry_->UnusedWorkers();
-    for (std::string& one : registry_->Unreachable()) reasons.push_back(std::move(one));
+    for (std::string& one : registry_->Away()) reasons.push_back(std::move(one));
     const std::vector<std::string> served = registry_->ServedModelNames();
     return Unavailable(
         absl::StrCat("no decode worker serves model ", model.name, " now; models served now: ",
@@ -171,6 +167,20 @@ absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
       " now: ", Counted(ready.decode, "decode worker"), ", ", Counted(ready.prefill, "worker"),
       ready.prefill > 1 ? " that prefill" : " that prefills", " any length");
   const std::vector<std::string> misfits = registry_->Misfits(model);
+  const WorkerLimits limits = model.worker_limits();
+  std::vector<std::string> away;
+  if (limits.serving_context > 0 && !limits.serving.Holds(tokens, view.total_tokens)) {
+    if (tokens > limits.serving.prompt()) {
+      absl::StrAppend(&message, "; the longest prompt that they take has ", limits.serving.prompt(),
+                      " tokens");
+    } else {
+      absl::StrAppend(&message, "; with its output it has ", view.total_tokens,
+                      ", they take at most ", limits.serving.TotalFor(tokens));
+    }
+    away = registry_->AwayFor(model, view);
+    if (!away.empty()) absl::StrAppend(&message, "; workers that take more are away");
+  }
+  if (away.empty()) away = registry_->Away();
   if (ready.prefill == 0 && misfits.empty()) {
     absl::StrAppend(&message,
                     "; start a ferry-prefill, or a ferry-decode with --role=both, that is named in "
@@ -179,7 +189,7 @@ absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
     absl::StrAppend(&message, "; workers that prefill are there, but fit none that decodes");
   }
   std::vector<std::string> workers;
-  for (std::vector<std::string> sentences : {registry_->Unreachable(), misfits}) {
+  for (std::vector<std::string> sentences : {away, misfits}) {
     if (!sentences.empty()) workers.push_back(WorkerRegistry::Joined(std::move(sentences)));
   }
   if (ready.prefill > 0 || misfits.empty()) {

@@ -265,13 +265,15 @@ class GrpcGenerateService final : public GenerateService, private Methods {
         card->set_vocab_size(model->vocab_size);
         card->set_ready_prefill_workers(ready.prefill);
         card->set_ready_decode_workers(ready.decode);
+        card->set_ready(model->is_served() && !router_->draining());
       }
       const WorkerRegistry& registry = router_->registry();
       for (const std::string& one : registry.UnusedWorkers()) response->add_misfits(one);
       for (const auto& model : router_->models().all()) {
         for (const std::string& one : registry.Misfits(*model)) response->add_misfits(one);
       }
-      for (const std::string& one : registry.Unreachable()) response->add_unreachable(one);
+      if (router_->draining()) response->add_unreachable("the router is draining");
+      for (const std::string& one : registry.Away()) response->add_unreachable(one);
       reactor->Finish(grpc::Status::OK);
     });
     return reactor;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "input_file/input_file.h"
@@ -108,10 +110,36 @@ absl::Status ModelAssets::UseChatFormat(const std::string& format_name) {
   return absl::OkStatus();
 }
 
+void ModelAssets::SetWorkerLimits(WorkerLimits limits) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  worker_limits_ = std::move(limits);
+}
+
+WorkerLimits ModelAssets::worker_limits() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return worker_limits_;
+}
+
+bool ModelAssets::is_served() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return worker_limits_.serving_context > 0;
+}
+
 int32_t ModelAssets::context_tokens() const {
-  const int32_t workers = workers_max_model_len.load();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const int32_t workers = worker_limits_.serving_context > 0 ? worker_limits_.serving_context
+                                                             : worker_limits_.known_context;
   if (workers == 0) return max_position_embeddings;
-  return max_position_embeddings == 0 ? workers : std::min(workers, max_position_embeddings);
+  if (max_position_embeddings > 0) return std::min(workers, max_position_embeddings);
+  return workers == std::numeric_limits<int32_t>::max() ? 0 : workers;
+}
+
+LengthLimits ModelAssets::lengths() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!worker_limits_.all_known || worker_limits_.known.empty()) {
+    return LengthLimits::OfContext(max_position_embeddings);
+  }
+  return worker_limits_.known.Within(max_position_embeddings);
 }
 
 absl::StatusOr<std::unique_ptr<ModelAssets>> ModelAssets::Load(const std::string& spec) {

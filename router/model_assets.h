@@ -1,20 +1,21 @@
 // ModelAssets: what the router knows of a served model: its name, its tokenizer and the few numbers
 // of config.json and generation_config.json that a request is checked against and completed with.
 //
-// Thread-safe: const after Load, except `limits`, which are atomics.
+// Thread-safe: const after Load, except the workers' limits, which have a lock.
 
 #ifndef ROUTER_MODEL_ASSETS_H_
 #define ROUTER_MODEL_ASSETS_H_
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "chat/format.h"
+#include "router/length_limits.h"
 #include "tokenizer/tokenizer.h"
 
 namespace router {
@@ -42,12 +43,16 @@ struct ModelAssets {
   absl::StatusOr<chat::Format> chat_format =
       absl::FailedPreconditionError("no chat format is known");
 
-  // Written by the loop's thread when a worker introduces itself, read by RPC threads.
-  // Longest prompt + output that some worker takes; 0: no worker is known yet.
-  std::atomic<int32_t> workers_max_model_len{0};
-
-  // Tokens that prompt and output may have together, as far as is known now; 0: unlimited.
+  // Of the loop's thread, when the workers change; read by RPC threads.
+  void SetWorkerLimits(WorkerLimits limits);
+  WorkerLimits worker_limits() const;
+  // Whether any prompt within context_tokens() would find its workers now.
+  bool is_served() const;
+  // Tokens that prompt and output may have together, whoever serves them of the workers that are
+  // there, or, if nobody does, of those that are known; 0: any number.
   int32_t context_tokens() const;
+  // What may be asked for: no worker takes more, even if those that are away come back.
+  LengthLimits lengths() const;
 
   // In place of the checkpoint's own.  Errors: kInvalidArgument for an unknown name,
   // kFailedPrecondition naming the token that the tokenizer lacks.
@@ -56,6 +61,10 @@ struct ModelAssets {
   // `spec` is "[NAME=]DIR"; the default name is the directory's.
   // Errors: kNotFound / kInvalidArgument naming the file and the member.
   static absl::StatusOr<std::unique_ptr<ModelAssets>> Load(const std::string& spec);
+
+ private:
+  mutable std::mutex mutex_;  // guards worker_limits_
+  WorkerLimits worker_limits_;
 };
 
 }  // namespace router

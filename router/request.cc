@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <random>
 #include <set>
 
@@ -100,7 +99,7 @@ absl::Status CheckSampling(const SamplingParams& s, const ModelAssets& model) {
 }
 
 absl::Status CheckPrompt(const GenerateRequest& request, const ModelAssets& model) {
-  const size_t context = model.context_tokens();
+  const size_t context = size_t{1} + model.lengths().prompt();
   switch (request.prompt_case()) {
     case GenerateRequest::kText:
       if (model.tokenizer == nullptr) {
@@ -108,7 +107,7 @@ absl::Status CheckPrompt(const GenerateRequest& request, const ModelAssets& mode
             "prompt text is given, but model ", model.name, " has no tokenizer: send token ids"));
       }
       if (request.text().empty()) return absl::InvalidArgumentError("prompt text is empty");
-      if (context > 0 && model.longest_token_bytes > 0 &&
+      if (model.longest_token_bytes > 0 &&
           request.text().size() > context * model.longest_token_bytes * kTextLengthMargin) {
         return absl::InvalidArgumentError(absl::StrCat("prompt text has ", request.text().size(),
                                                        " bytes: more than the context of ", context,
@@ -136,13 +135,9 @@ absl::Status CheckPrompt(const GenerateRequest& request, const ModelAssets& mode
 // The prompt leaves room for at least one token, and for all that the user asked for.
 absl::StatusOr<int32_t> OutputTokens(int64_t prompt_tokens, const SamplingParams& sampling,
                                      const ModelAssets& model) {
-  const int64_t context =
-      model.context_tokens() > 0 ? model.context_tokens() : std::numeric_limits<int32_t>::max();
-  if (prompt_tokens >= context) {
-    return absl::InvalidArgumentError(absl::StrCat("prompt has ", prompt_tokens,
-                                                   " tokens: the context is ", context,
-                                                   ", and at least one token must fit behind it"));
-  }
+  const LengthLimits lengths = model.lengths();
+  if (prompt_tokens > lengths.prompt()) return PromptTooLong(prompt_tokens, lengths);
+  const int64_t context = lengths.TotalFor(prompt_tokens);
   if (prompt_tokens + int64_t{sampling.min_tokens()} > context) {
     return absl::InvalidArgumentError(
         absl::StrCat("sampling.min_tokens is ", sampling.min_tokens(), ": with a prompt of ",
@@ -189,6 +184,12 @@ void ResolveSampling(const SamplingParams& s, const ModelAssets& model, int32_t 
 }
 
 }  // namespace
+
+absl::Status PromptTooLong(int64_t prompt_tokens, const LengthLimits& lengths) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("prompt has ", prompt_tokens, " tokens: the context is ",
+                   int64_t{1} + lengths.prompt(), ", and at least one token must fit behind it"));
+}
 
 std::string NewRequestId() { return DrawHex(16); }
 

@@ -103,6 +103,9 @@ absl::StatusOr<PreparedRequest> PrepareRequest(const ferry::v1::GenerateRequest&
                                                const ServedModels& models,
                                                const TextRules& text_rules = {});
 
+// Of a prompt that `lengths` have no room for.
+absl::Status PromptTooLong(int64_t prompt_tokens, const LengthLimits& lengths);
+
 // A name for a request that has none.
 std::string NewRequestId();
 

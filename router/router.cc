@@ -142,7 +142,7 @@ void Router::OnClientDrained(int64_t number) {
   if (it != generations_.end()) it->second->OnClientDrained();
 }
 
-bool Router::IsReady() const { return !draining_ && !registry_->ServedModelNames().empty(); }
+bool Router::IsReady() const { return !draining_ && registry_->ServesAny(); }
 
 absl::Status Router::CheckReady() const {
   if (draining_) return absl::UnavailableError("the router is draining");

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "router/length_limits.h"
+
 namespace router {
 namespace {
 
@@ -49,11 +51,6 @@ double StepMs(const WorkerView& worker) {
 // What computing the prompt at `worker` costs the others.
 double CapacityMs(const WorkerView& worker, const RequestView& request) {
   return kCapacityWeight * PrefillMs(worker, request);
-}
-
-bool HoldsLength(const WorkerView& worker, const RequestView& request) {
-  if (worker.max_model_len > 0 && request.total_tokens > worker.max_model_len) return false;
-  return BlocksFor(request.prompt_tokens + 1, worker.block_size) <= worker.num_blocks;
 }
 
 bool HasSeats(const WorkerView& worker, const RequestView& request) {
@@ -226,6 +223,16 @@ double PrefillMs(const WorkerView& worker, const RequestView& request) {
   return 1e3 * worker.prefill_slowdown *
          (computed / rate +
           worker.prefill_s_per_token2 * computed * (n + worker.cached_tokens) / 2);
+}
+
+// The output is the decode worker's matter.
+bool HoldsLength(const WorkerView& worker, const RequestView& request) {
+  if (request.prompt_tokens >
+      LongestPrompt(worker.max_model_len, worker.block_size, worker.num_blocks)) {
+    return false;
+  }
+  return worker.is_prefill || worker.max_model_len == 0 ||
+         request.total_tokens <= worker.max_model_len;
 }
 
 Decision Choose(const PolicyOptions& options, const RequestView& request,

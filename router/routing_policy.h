@@ -52,7 +52,7 @@ struct WorkerView {
 struct RequestView {
   int32_t prompt_tokens = 0;
   int32_t max_tokens = 0;
-  int32_t total_tokens = 0;  // that the worker's max_model_len must allow
+  int32_t total_tokens = 0;  // that the decode worker's max_model_len must allow
   int32_t branches = 1;
 };
 
@@ -108,6 +108,8 @@ Decision ChooseDecodeForHeld(const PolicyOptions& options, const RequestView& re
                              absl::Span<const WorkerView> workers, int32_t prefill,
                              const PairBlocked& blocked, PolicyState* state);
 
+// Whether the worker can do its part of a request of such lengths when it is empty.
+bool HoldsLength(const WorkerView& worker, const RequestView& request);
 // Blocks that `tokens` fill, the partial last one included.
 int32_t BlocksFor(int64_t tokens, int32_t block_size);
 // Tokens that the request is expected to cost: prompt and foreseen output.

@@ -249,8 +249,10 @@ void WorkerLink::OnInfo(absl::StatusOr<ferry::v1::WorkerInfo> info) {
     spdlog::log(status.code() == trouble_.code() ? spdlog::level::debug : spdlog::level::warn,
                 "worker={} unreachable cause={}", options_.address,
                 service::LogValue(std::string(status.message())));
+    const bool is_first = trouble_.ok() && facts_.epoch.empty();
     trouble_ = status;
     Lost(status);
+    if (is_first) listener_->OnWorkerChanged(this);  // nobody waits for its first answer any more
     ReconnectLater();
     return;
   }
@@ -333,8 +335,9 @@ void WorkerLink::OnKvFrame(const ferry::v1::KvEventFrame& frame) {
   }
 }
 
-void WorkerLink::Suspect() {
+void WorkerLink::Suspect(const absl::Status& cause) {
   if (state_ != LinkState::kServing && state_ != LinkState::kDraining) return;
+  doubt_ = cause;
   SetState(LinkState::kSuspect);
   listener_->OnWorkerChanged(this);
 }
@@ -343,6 +346,7 @@ void WorkerLink::Broken(const absl::Status& cause) {
   if (stopped_) return;
   spdlog::debug("worker={} broken cause={}", options_.address,
                 service::LogValue(std::string(cause.message())));
+  doubt_ = cause;
   if (state_ != LinkState::kDead) SetState(LinkState::kSuspect);
   listener_->OnWorkerChanged(this);
   // Who is there now?  Not from inside a callback of the stream that Connect closes.
@@ -352,6 +356,7 @@ void WorkerLink::Broken(const absl::Status& cause) {
 
 void WorkerLink::Lost(const absl::Status& cause) {
   if (facts_.epoch.empty() || state_ == LinkState::kDead) return;
+  doubt_ = cause;
   SetState(LinkState::kDead);
   listener_->OnWorkerLost(this, facts_.epoch, cause);
   listener_->OnWorkerChanged(this);
@@ -367,13 +372,15 @@ void WorkerLink::ReconnectLater() {
 
 void WorkerLink::CheckHeartbeat() {
   const absl::Duration silence = loop_->AwakeNow() - last_report_;
+  const absl::Status silent = absl::UnavailableError(
+      absl::StrCat("worker ", options_.address, " has been silent for ",
+                   absl::FormatDuration(absl::Trunc(silence, absl::Milliseconds(1)))));
   if (silence >= kDeadAfter * options_.heartbeat) {
-    Lost(absl::UnavailableError(absl::StrCat("worker ", options_.address, " has been silent for ",
-                                             absl::FormatDuration(silence))));
+    Lost(silent);
     Connect();
     return;
   }
-  if (silence >= kSuspectAfter * options_.heartbeat) Suspect();
+  if (silence >= kSuspectAfter * options_.heartbeat) Suspect(silent);
   heartbeat_timer_ = loop_->After(options_.heartbeat / 2, [this] { CheckHeartbeat(); });
 }
 

@@ -78,6 +78,8 @@ class WorkerLink final {
   const WorkerLoad& load() const { return load_; }
   // Why nobody answers GetInfo there; OK after an answer, and before the first try has ended.
   const absl::Status& trouble() const { return trouble_; }
+  // Why it was held for suspect or dead last.
+  const absl::Status& doubt() const { return doubt_; }
   // For RPCs to the worker; shared with the requests that run there, which may outlive a
   // reconnection.
   const std::shared_ptr<WorkerClient>& client() const { return client_; }
@@ -89,7 +91,7 @@ class WorkerLink final {
   void OnLoad(const ferry::v1::LoadReport& report);
   void OpenKvEvents();
   void OnKvFrame(const ferry::v1::KvEventFrame& frame);
-  void Suspect();
+  void Suspect(const absl::Status& cause);
   void Broken(const absl::Status& cause);
   void Lost(const absl::Status& cause);
   void ReconnectLater();
@@ -113,6 +115,7 @@ class WorkerLink final {
   WorkerFacts facts_;              // epoch empty: nobody known
   WorkerLoad load_;
   absl::Status trouble_;
+  absl::Status doubt_;
   absl::Time last_report_ = absl::InfinitePast();  // the loop's AwakeNow
   absl::Duration back_off_;
   std::shared_ptr<WorkerClient> client_;

@@ -3,14 +3,13 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <iterator>
+#include <limits>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "service/process.h"
-#include "status/public_message.h"
 
 namespace router {
 
@@ -71,6 +70,8 @@ void WorkerRegistry::SetFound(size_t name,
                                   service::LogValue(std::string(addresses.status().message()))));
   }
   changed.trouble = addresses.status();
+  changed.looked_up = true;
+  const auto update = absl::MakeCleanup([this] { UpdateLimits(); });
   if (addresses.ok()) {
     changed.addresses = {addresses->begin(), addresses->end()};
   } else if (absl::IsNotFound(addresses.status())) {
@@ -112,6 +113,7 @@ std::vector<std::string> WorkerRegistry::RemoveLeft(const std::function<bool(Wor
   }
   if (removed.empty()) return removed;
   UpdateTwins();
+  UpdateLimits();
   on_change_();
   return removed;
 }
@@ -138,9 +140,13 @@ void WorkerRegistry::UpdateTwins() {
 }
 
 bool WorkerRegistry::Serves(const WorkerLink& link, const ModelAssets& model) const {
-  const WorkerFacts& facts = link.facts();
   return link.state() == LinkState::kServing && !twins_.contains(link.slot()) &&
-         facts.model == model.name &&
+         MayServe(link, model);
+}
+
+bool WorkerRegistry::MayServe(const WorkerLink& link, const ModelAssets& model) {
+  const WorkerFacts& facts = link.facts();
+  return !facts.epoch.empty() && !link.leaving() && facts.model == model.name &&
          (facts.tokenizer_hash.empty() || model.tokenizer_hash.empty() ||
           facts.tokenizer_hash == model.tokenizer_hash);
 }
@@ -198,96 +204,9 @@ bool WorkerRegistry::AllServe() const {
                      [](const Name& name) { return name.trouble.ok(); });
 }
 
-bool WorkerRegistry::IsServed(const ModelAssets& model) const {
-  const Ready ready = ReadyWorkers(model);
-  const int32_t longest = model.context_tokens();
-  const bool all_local = longest > 0 && longest <= options_.local_prefill_tokens;
-  return ready.decode > 0 && (ready.prefill > 0 || all_local);
-}
-
-absl::Status WorkerRegistry::CheckServed(const ModelAssets& model) const {
-  if (IsServed(model)) return absl::OkStatus();
-  const Ready ready = ReadyWorkers(model);
-  std::string message = absl::StrCat("model ", model.name, " is not served now: ");
-  std::vector<std::string> reasons = Misfits(model);
-  if (ready.decode == 0) {
-    absl::StrAppend(&message, ready.prefill == 0 ? "neither a prefill nor a decode worker is ready"
-                                                 : "no decode worker is ready");
-  } else if (reasons.empty()) {
-    absl::StrAppend(&message, "no prefill worker is ready, nor a decode worker of --role=both");
-  } else {
-    absl::StrAppend(&message, "no prefill worker that is ready fits a decode worker that is");
-  }
-  for (std::vector<std::string> more : {UnusedWorkers(), Unreachable()}) {
-    std::move(more.begin(), more.end(), std::back_inserter(reasons));
-  }
-  const std::string why = reasons.empty() ? "" : absl::StrCat("; ", Joined(std::move(reasons)));
-  return status::WithPublicMessage(absl::UnavailableError(message + why), message);
-}
-
-std::vector<std::string> WorkerRegistry::ServedModelNames() const {
-  std::vector<std::string> names;
-  for (const auto& model : models_->all()) {
-    if (IsServed(*model)) names.push_back(model->name);
-  }
-  return names;
-}
-
-std::string WorkerRegistry::Joined(std::vector<std::string> sentences) {
-  constexpr size_t kMost = 3;
-  const size_t more = sentences.size() - std::min(sentences.size(), kMost);
-  sentences.resize(sentences.size() - more);
-  if (more > 0) sentences.push_back(absl::StrCat(more, " more like these"));
-  return absl::StrJoin(sentences, "; ");
-}
-
-std::vector<std::string> WorkerRegistry::Misfits(const ModelAssets& model) const {
-  std::vector<std::string> sentences;
-  for (const WorkerLink* prefill : Serving(model, /*prefill=*/true)) {
-    for (const WorkerLink* decode : Serving(model, /*prefill=*/false)) {
-      const std::string& why = pairs_.why(prefill->slot(), decode->slot());
-      if (!why.empty()) sentences.push_back(why);
-    }
-  }
-  return sentences;
-}
-
-std::string WorkerRegistry::WhyUnused(const WorkerLink& link) const {
-  const auto& all = models_->all();
-  const WorkerFacts& facts = link.facts();
-  const auto model = std::find_if(all.begin(), all.end(), [&](const auto& candidate) {
-    return candidate->name == facts.model;
-  });
-  if (model == all.end()) {
-    return absl::StrCat("worker ", link.address(), " serves model ", facts.model,
-                        ", this router serves ", absl::StrJoin(models_->names(), ", "),
-                        " (--model_assets NAME=DIR, --model_name)");
-  }
-  if (Serves(link, **model)) return "";
-  return absl::StrCat("worker ", link.address(), " has another tokenizer for model ", facts.model,
-                      ": its tokenizer_hash is ", facts.tokenizer_hash, ", that of this router ",
-                      (*model)->tokenizer_hash);
-}
-
-std::vector<std::string> WorkerRegistry::UnusedWorkers() const {
-  std::vector<std::string> sentences;
-  for (const auto& link : links_) {
-    if (link->state() != LinkState::kServing || twins_.contains(link->slot())) continue;
-    if (std::string why = WhyUnused(*link); !why.empty()) sentences.push_back(std::move(why));
-  }
-  return sentences;
-}
-
-std::vector<std::string> WorkerRegistry::Unreachable() const {
-  std::vector<std::string> sentences;
-  for (const auto& link : links_) {
-    if (link->trouble().ok() || link->leaving()) continue;
-    sentences.push_back(std::string(link->trouble().message()));
-  }
-  for (const Name& name : names_) {
-    if (!name.trouble.ok()) sentences.push_back(std::string(name.trouble.message()));
-  }
-  return sentences;
+bool WorkerRegistry::ServesAny() const {
+  return std::any_of(models_->all().begin(), models_->all().end(),
+                     [](const auto& model) { return model->is_served(); });
 }
 
 void WorkerRegistry::UpdatePairs(const WorkerLink& link) {
@@ -317,26 +236,62 @@ bool WorkerRegistry::MarkMisfit(WorkerSlot prefill, const std::string& prefill_e
   if (!pairs_.Mark(prefill, prefill_epoch, decode, decode_epoch, why)) return false;
   if (!known) {
     spdlog::warn("worker={} misfits=1 cause={}", link(prefill).address(), service::LogValue(why));
+    UpdateLimits();
   }
   return true;
 }
 
-void WorkerRegistry::UpdateModelLimits() {
-  for (const auto& model : models_->all()) {
-    int32_t longest = 0;
-    for (const auto& link : links_) {
-      if (link->facts().model == model->name) {
-        longest = std::max(longest, link->facts().max_model_len);
-      }
-    }
-    model->workers_max_model_len.store(longest);
+void WorkerRegistry::UpdateLimits() {
+  for (const auto& model : models_->all()) model->SetWorkerLimits(LimitsOf(*model));
+}
+
+WorkerLimits WorkerRegistry::LimitsOf(const ModelAssets& model) const {
+  WorkerLimits limits;
+  limits.all_known = true;
+  std::vector<const WorkerLink*> prefills, decodes;
+  for (const auto& link : links_) {
+    // Once asked in vain it is no longer waited for with the answer to a prompt that is too long.
+    limits.all_known &= link->state() != LinkState::kConnecting || !link->trouble().ok();
+    if (!MayServe(*link, model)) continue;
+    (link->facts().role == LinkRole::kPrefill ? prefills : decodes).push_back(link.get());
   }
+  for (const Name& name : names_) limits.all_known &= name.looked_up;
+  const auto longest_prompt = [](const WorkerFacts& facts) {
+    return LongestPrompt(facts.max_model_len, facts.block_size, facts.num_blocks);
+  };
+  const auto add = [&limits](const LengthRoom& room, bool serves) {
+    if (room.prompt < 1) return;
+    limits.known.Add(room);
+    limits.known_context = std::max(limits.known_context, room.prompt + 1);
+    if (!serves) return;
+    limits.serving.Add(room);
+    limits.serving_context = std::max(limits.serving_context, room.prompt + 1);
+  };
+  for (const WorkerLink* decode : decodes) {
+    const WorkerFacts& facts = decode->facts();
+    const bool serves = Serves(*decode, model);
+    const LengthRoom room = {.prompt = longest_prompt(facts),
+                             .total = facts.max_model_len > 0
+                                          ? facts.max_model_len
+                                          : std::numeric_limits<int32_t>::max()};
+    const LengthRoom local = {.prompt = std::min(room.prompt, options_.local_prefill_tokens),
+                              .total = room.total};
+    const bool takes_all = facts.role == LinkRole::kBoth || local.prompt == room.prompt;
+    if (takes_all || prefills.empty()) add(room, takes_all && serves);
+    if (serves) limits.serving.Add(local);
+    limits.known.Add(local);
+    for (const WorkerLink* prefill : prefills) {
+      add({.prompt = std::min(room.prompt, longest_prompt(prefill->facts())), .total = room.total},
+          serves && Serves(*prefill, model) && pairs_.fits(prefill->slot(), decode->slot()));
+    }
+  }
+  return limits;
 }
 
 void WorkerRegistry::OnWorkerChanged(WorkerLink* link) {
-  UpdateModelLimits();
   UpdatePairs(*link);
   UpdateTwins();
+  UpdateLimits();
   if (link->state() == LinkState::kServing && !twins_.contains(link->slot())) {
     if (const std::string why = WhyUnused(*link); !why.empty()) {
       spdlog::warn("worker={} unused cause={}", link->address(), service::LogValue(why));

@@ -91,10 +91,8 @@ class WorkerRegistry final : public WorkerLink::Listener {
   // No worker is away: not known yet, silent, dead or draining; and every name has some.
   bool AllServe() const;
 
-  // Whether a request for the model would find its workers, however long its prompt: a decode
-  // worker that computes prompts itself, or one with a prefill worker that fits it.  What everybody
-  // goes by who says that the router is ready.
-  bool IsServed(const ModelAssets& model) const;
+  // What everybody goes by who says that the router is ready: whether some model is_served().
+  bool ServesAny() const;
   // OK, or kUnavailable naming what is missing.
   absl::Status CheckServed(const ModelAssets& model) const;
   // Names of the models that are served now.
@@ -104,8 +102,11 @@ class WorkerRegistry final : public WorkerLink::Listener {
   std::vector<std::string> UnusedWorkers() const;
   // Serving pairs of the model that do not fit.
   std::vector<std::string> Misfits(const ModelAssets& model) const;
-  // Addresses where nobody answers now, and names with nothing behind them.
-  std::vector<std::string> Unreachable() const;
+  // Who does not serve now but may again, and why: addresses where nobody answers, workers that are
+  // suspect or drain, names with nothing behind them.
+  std::vector<std::string> Away() const;
+  // Of these the workers that a request of such lengths could go to.
+  std::vector<std::string> AwayFor(const ModelAssets& model, const RequestView& request) const;
   // The first few of such sentences, and how many more: with many workers they all say the same.
   static std::string Joined(std::vector<std::string> sentences);
 
@@ -114,17 +115,21 @@ class WorkerRegistry final : public WorkerLink::Listener {
   void OnLoadReport(WorkerLink* link) override;
   void OnWorkerLost(WorkerLink* link, const std::string& epoch, const absl::Status& cause) override;
   WorkerLink* Add(const std::string& address);
-  void UpdateModelLimits();
+  void UpdateLimits();
+  WorkerLimits LimitsOf(const ModelAssets& model) const;
   void UpdatePairs(const WorkerLink& link);
   void UpdateTwins();
   // Serving workers of the model: prefill workers, or those that decode.
   std::vector<const WorkerLink*> Serving(const ModelAssets& model, bool prefill) const;
   std::string WhyUnused(const WorkerLink& link) const;  // "": it is used
+  // It is known, and not about to be forgotten: it serves the model, or may again.
+  static bool MayServe(const WorkerLink& link, const ModelAssets& model);
 
   struct Name {
     std::string text;
     absl::flat_hash_set<std::string> addresses;
     absl::Status trouble;  // of the last look-up
+    bool looked_up = false;
   };
 
   const Options options_;

@@ -80,5 +80,29 @@ TEST_F(ReadinessTest, WorkersThatCannotExchangeCacheAreNotReadyAndTheReasonIsNam
   ExpectReady();
 }
 
+// What /v1/models says is what the pair that is there serves.
+TEST_F(ReadinessTest, TheContextIsThatOfThePairThatIsThere) {
+  const auto context = [this] {
+    const auto reply = router::http::Get(system_->router_http_port(), "/v1/models");
+    return reply.Json()["data"][0]["max_model_len"].get<int>();
+  };
+  const auto ask = [this](int prompt_tokens) {
+    const nlohmann::json body = {{"prompt", std::vector<int>(prompt_tokens, 5)}, {"max_tokens", 1}};
+    return router::http::Post(system_->router_http_port(), "/v1/completions", body.dump());
+  };
+  ExpectReady();
+  EXPECT_GT(context(), 300);
+  EXPECT_EQ(ask(300).status, 200);
+  WorkerProcess& prefill = system_->prefill(0);
+  prefill.flags.insert(prefill.flags.end(), {"--max_model_len", "300"});
+  system_->Restart(prefill);
+  ExpectReady();
+  EXPECT_EQ(context(), 300);
+  EXPECT_EQ(ask(299).status, 200);
+  const auto reply = ask(300);
+  EXPECT_EQ(reply.status, 400) << reply.body;
+  EXPECT_THAT(reply.body, HasSubstr("prompt has 300 tokens: the context is 300"));
+}
+
 }  // namespace
 }  // namespace integration

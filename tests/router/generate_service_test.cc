@@ -190,6 +190,12 @@ TEST_F(RouterFixture, TwoModelsHaveTheirOwnWorkers) {
   EXPECT_EQ(models.models(1).ready_prefill_workers(), 1u);
   EXPECT_EQ(models.models(0).ready_prefill_workers(), 0u);
   EXPECT_EQ(models.models(0).ready_decode_workers(), 1u);
+  EXPECT_TRUE(models.models(1).ready());
+  EXPECT_FALSE(models.models(0).ready());
+  router_->StartDrain();
+  grpc::ClientContext again;
+  ASSERT_TRUE(stub_->ListModels(&again, {}, &models).ok());
+  EXPECT_FALSE(models.models(1).ready());
 }
 
 TEST_F(RouterFixture, AWorkerWithAnotherTokenizerGetsNothing) {

@@ -59,6 +59,7 @@ TEST_F(MisfitsTest, AClientIsToldWhichValuesDifferAtWhichWorkersAndNothingIsTrie
   EXPECT_THAT(models.misfits(), ElementsAre(words));
   EXPECT_EQ(models.models(0).ready_prefill_workers(), 0u);
   EXPECT_EQ(models.models(0).ready_decode_workers(), 1u);
+  EXPECT_FALSE(models.models(0).ready());
 }
 
 TEST_F(MisfitsTest, WorkersWithoutACommonLinkAreNoPair) {
@@ -155,7 +156,7 @@ TEST_F(MisfitsTest, AWorkerThatDoesNotAnswerIsNamed) {
   EXPECT_THAT(ListModels().unreachable(), IsEmpty());
   const std::string address = p->address();
   p->Kill();
-  ASSERT_TRUE(Eventually([&] { return !router_->registry().Unreachable().empty(); }));
+  ASSERT_TRUE(Eventually([&] { return !router_->registry().Away().empty(); }));
   EXPECT_THAT(ListModels().unreachable(), ElementsAre(HasSubstr("worker " + address + ": ")));
 }
 
@@ -187,11 +188,10 @@ TEST_F(MisfitsTest, AWorkerThatStatesNumbersThatAreNoneIsNotUsed) {
   FakeWorker* const good = Decode();
   StartRouterAlone();
   ASSERT_TRUE(WaitForWorkers(0, 1));
-  ASSERT_TRUE(
-      Eventually([&] { return router_->registry().Unreachable().size() == wrongs.size(); }));
+  ASSERT_TRUE(Eventually([&] { return router_->registry().Away().size() == wrongs.size(); }));
   std::vector<testing::Matcher<std::string>> expected;
   for (const std::string& sentence : sentences) expected.push_back(HasSubstr(sentence));
-  EXPECT_THAT(router_->registry().Unreachable(), testing::ElementsAreArray(expected));
+  EXPECT_THAT(router_->registry().Away(), testing::ElementsAreArray(expected));
   EXPECT_EQ(Generate(Text("hello")).status, absl::OkStatus());
   EXPECT_EQ(good->decodes().size(), 1u);
 }

@@ -36,8 +36,14 @@ TEST(ModelAssetsTest, ReadsTheThreeFiles) {
   ASSERT_NE(model.tokenizer, nullptr);
   EXPECT_EQ(model.tokenizer_hash, model.tokenizer->hash());
   EXPECT_EQ(model.longest_token_bytes, 1u);
-  (*assets)->workers_max_model_len = 100;
+  EXPECT_FALSE(model.is_served());
+  (*assets)->SetWorkerLimits(WorkerLimits::OfContext(100));
+  EXPECT_TRUE(model.is_served());
   EXPECT_EQ(model.context_tokens(), 100);
+  EXPECT_EQ(model.lengths().prompt(), 99);
+  (*assets)->SetWorkerLimits(WorkerLimits::OfContext(5000));
+  EXPECT_EQ(model.context_tokens(), 2048) << "config.json's";
+  EXPECT_EQ(model.lengths().prompt(), 2047);
 }
 
 TEST(ModelAssetsTest, ConfigAloneIsEnoughAndTheNameIsTheDirectorys) {

@@ -71,6 +71,7 @@ TEST_F(ReadinessTest, ADecodeWorkerIsEnoughWhereEveryPromptIsShort) {
   Decode();
   StartRouter();
   ExpectReady();
+  EXPECT_EQ(Generate(Tokens(4000)).status, absl::OkStatus());
 }
 
 TEST_F(ReadinessTest, WorkersThatDoNotFitEachOtherAreNoPairAndTheReasonSaysWhy) {
@@ -84,6 +85,45 @@ TEST_F(ReadinessTest, WorkersThatDoNotFitEachOtherAreNoPairAndTheReasonSaysWhy) 
   EXPECT_EQ(status::PublicMessage(Ready()),
             "model m is not served now: no prefill worker that is ready fits a decode worker that "
             "is");
+}
+
+TEST_F(ReadinessTest, AWorkerThatDrainsIsNamed) {
+  FakeWorker* const p = Prefill();
+  Decode();
+  StartRouter();
+  p->SetState(ferry::v1::WORKER_STATE_DRAINING);
+  ExpectNotReady(
+      absl::StrCat("no prefill worker is ready, nor a decode worker of --role=both; worker ",
+                   p->address(), " takes no more requests (prefill, draining)"));
+  p->SetState(ferry::v1::WORKER_STATE_SERVING);
+  EXPECT_TRUE(Eventually([this] { return ready_; }));
+  ExpectReady();
+}
+
+TEST_F(ReadinessTest, AWorkerThatIsSilentIsNamedBeforeItIsHeldForDead) {
+  options_.heartbeat = absl::Milliseconds(100);
+  FakeWorker* const d = Decode();
+  Prefill();
+  StartRouter();
+  d->PauseReports(true);
+  EXPECT_TRUE(Eventually([this] { return !ready_; }));
+  std::string words;
+  router_->loop()->Run([&] { words = std::string(readiness_.message()); });
+  EXPECT_THAT(words, HasSubstr("model m is not served now: no decode worker is ready; worker " +
+                               d->address() + " has been silent for "));
+  EXPECT_THAT(words, HasSubstr("(decode, suspect)"));
+}
+
+// The log's line is written once, when it happens.
+TEST_F(ReadinessTest, WhoIsLostIsNamedInTheMomentInWhichTheRouterIsNotReadyAnyMore) {
+  FakeWorker* const p = Prefill();
+  Decode();
+  StartRouter();
+  p->Kill();
+  EXPECT_TRUE(Eventually([this] { return !ready_; }));
+  std::string words;
+  router_->loop()->Run([&] { words = std::string(readiness_.message()); });
+  EXPECT_THAT(words, HasSubstr("; worker " + p->address() + ": ")) << "and what its stream said";
 }
 
 TEST_F(ReadinessTest, OneModelIsEnough) {

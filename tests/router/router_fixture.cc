@@ -134,6 +134,7 @@ void RouterFixture::StartRouterAlone() {
   server_ = std::move(*server);
   router_->Start([this](bool ready) {
     ready_ = ready;
+    readiness_ = router_->CheckReady();
     server_->SetReady(ready);
   });
   stub_ = ferry::v1::Inference::NewStub(

@@ -100,7 +100,10 @@ class RouterFixture : public testing::Test {
   std::unique_ptr<FrontDoor> door_;
   std::unique_ptr<GenerateService> service_;
   std::unique_ptr<service::GrpcServer> server_;
-  bool ready_ = false;  // what the router told the health service last; belongs to its loop
+  // What the router told the health service last, and how it would explain that at that moment, as
+  // its log does; belong to its loop.
+  bool ready_ = false;
+  absl::Status readiness_;
   std::unique_ptr<ferry::v1::Inference::Stub> stub_;
 };
 

@@ -5,11 +5,13 @@
 
 #include <prometheus/text_serializer.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "router/http/http_front.h"
+#include "steady_time/steady_time.h"
 #include "tests/router/http/http_client.h"
 #include "tests/router/router_fixture.h"
 
@@ -37,6 +39,14 @@ class HttpFixture : public RouterFixture {
   }
   Reply Get(const std::string& path, const std::string& headers = "") {
     return http::Get(port(), path, headers);
+  }
+  // The first reply that `condition` holds for; the last one, if none does for 20 s.
+  Reply GetUntil(const std::string& path, const std::function<bool(const Reply&)>& condition) {
+    const absl::Time deadline = steady_time::Now() + absl::Seconds(20);
+    for (;;) {
+      Reply reply = Get(path);
+      if (condition(reply) || steady_time::Now() > deadline) return reply;
+    }
   }
   // The value of a metric's line, as every port shows it; "" if it has none.
   std::string Metric(const std::string& name) const {

@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "tests/router/http/http_fixture.h"
 
@@ -250,27 +249,48 @@ TEST_F(HttpFixture, SupervisorsAreAnswered) {
       metrics.body,
       HasSubstr("ferry_router_http_responses_total{path=\"/v1/completions\",status=\"200\"} 1\n"));
   // A request is counted when all of it is over, a little behind its answer.
-  const absl::Time deadline = absl::Now() + absl::Seconds(20);
-  std::string counted;
-  while (counted.find("ferry_router_requests_total") == counted.npos && absl::Now() < deadline) {
-    counted = Get("/metrics").body;
-  }
-  EXPECT_THAT(counted, HasSubstr("ferry_router_requests_total"));
+  const auto has = [](const std::string& words) {
+    return [words](const Reply& reply) { return reply.body.find(words) != reply.body.npos; };
+  };
+  const std::string counted = "ferry_router_requests_total";
+  EXPECT_THAT(GetUntil("/metrics", has(counted)).body, HasSubstr(counted));
   worker->Kill();
   ASSERT_TRUE(WaitForWorkers(0, 0));
   // Whoever may see the metrics may know where the workers are, as soon as their trouble is known.
   const std::string why =
       "model m is not served now: neither a prefill nor a decode worker is ready; worker " +
       worker->address();
-  std::string said;
-  while (said.find(why) == said.npos && absl::Now() < deadline) {
-    const Reply not_ready = Get("/ready");
-    ASSERT_EQ(not_ready.status, 503);
-    said = not_ready.Json()["error"].value("message", "");
-  }
-  EXPECT_THAT(said, HasSubstr(why));
+  const Reply not_ready = GetUntil("/ready", has(why));
+  EXPECT_EQ(not_ready.status, 503);
+  EXPECT_THAT(not_ready.Json()["error"].value("message", ""), HasSubstr(why));
   EXPECT_EQ(Get("/health").status, 200) << "alive all the same";
   EXPECT_EQ(Get("/v1/models").Json(), models) << "what the router is for, served now or not";
+}
+
+TEST_F(HttpFixture, ModelsShowTheContextOfThePairThatServes) {
+  options_.heartbeat = absl::Milliseconds(100);
+  options_.worker_wait = absl::Milliseconds(300);
+  Add({.role = ferry::v1::WORKER_ROLE_PREFILL, .max_model_len = 1000});
+  FakeWorker* const large = Add({.role = ferry::v1::WORKER_ROLE_PREFILL, .max_model_len = 2000});
+  Decode();
+  StartHttp();
+  const auto context = [this] { return Get("/v1/models/m").Json()["max_model_len"].get<int>(); };
+  EXPECT_EQ(context(), 2000);
+  large->Kill();
+  ASSERT_TRUE(WaitForWorkers(1, 1));
+  EXPECT_EQ(Get("/ready").status, 200);
+  EXPECT_EQ(context(), 1000);
+  const Reply away = Post(kCompletions, json{{"prompt", std::string(1500, 'x')}}.dump());
+  EXPECT_EQ(away.status, 503);
+  EXPECT_EQ(ErrorOf(away),
+            "no pair of workers can serve a prompt of 1500 tokens for model m now: 1 decode "
+            "worker, 1 worker that prefills any length; the longest prompt that they take has 999 "
+            "tokens; workers that take more are away");
+  const Reply never = Post(kCompletions, json{{"prompt", std::string(2500, 'x')}}.dump());
+  EXPECT_EQ(never.status, 400);
+  EXPECT_EQ(ErrorOf(never),
+            "prompt has 2500 tokens: the context is 2000, and at least one token must fit behind "
+            "it");
 }
 
 TEST_F(HttpFixture, ATargetMayBeAWholeUrl) {
