@@ -96,9 +96,13 @@ ferry::ClientOptions LocalSystem::client_options() const {
 }
 
 absl::Status LocalSystem::CheckOptions() const {
-  if (options_.num_decode < 1 || (options_.num_prefill < 1 && !options_.role_both)) {
+  const bool all_short = std::any_of(
+      options_.router_flags.begin(), options_.router_flags.end(),
+      [](const std::string& flag) { return absl::StartsWith(flag, "--local_prefill_tokens"); });
+  if (options_.num_decode < 1 || (options_.num_prefill < 1 && !options_.role_both && !all_short)) {
     return absl::InvalidArgumentError(
-        "need at least one decode worker, and a prefill worker or --role_both");
+        "need at least one decode worker, and a prefill worker, --role_both, or "
+        "--router_flag=--local_prefill_tokens=N of the model's length");
   }
   const absl::Status config = input_file::Check(options_.model_dir + "/config.json");
   if (!config.ok()) {

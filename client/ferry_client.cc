@@ -258,9 +258,7 @@ absl::Status GrpcClient::CheckReady(const std::string& model, absl::Duration tim
   for (const ferry::v1::ModelCard& card : response->models()) {
     served.push_back(card.name());
     if (!model.empty() && card.name() != model) continue;
-    if (card.ready_prefill_workers() > 0 && card.ready_decode_workers() > 0) {
-      return absl::OkStatus();
-    }
+    if (card.ready()) return absl::OkStatus();
     missing = absl::StrCat(card.name(), " has ", card.ready_prefill_workers(), " prefill and ",
                            card.ready_decode_workers(), " decode workers ready");
   }

@@ -141,6 +141,7 @@ class FakeRouter : public ferry::v1::Inference::Service {
     card->set_vocab_size(50);
     card->set_ready_prefill_workers(1);
     card->set_ready_decode_workers(1);
+    card->set_ready(true);
     return grpc::Status::OK;
   }
 

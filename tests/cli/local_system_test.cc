@@ -148,7 +148,9 @@ TEST_F(LocalSystemTest, TlsFilesMustSuitThisMachineAndGoToEveryProcess) {
 
 TEST_F(LocalSystemTest, RefusesWhatCannotServe) {
   options_.num_prefill = 0;
-  EXPECT_EQ(StartError(), "need at least one decode worker, and a prefill worker or --role_both");
+  EXPECT_EQ(StartError(),
+            "need at least one decode worker, and a prefill worker, --role_both, or "
+            "--router_flag=--local_prefill_tokens=N of the model's length");
   options_.num_prefill = 1;
   options_.model_dir = dir_;
   EXPECT_EQ(StartError(), dir_ + " is not a checkpoint: no such file: " + dir_ + "/config.json");

@@ -91,9 +91,10 @@ class FakeInference final : public ferry::v1::Inference::Service {
                           ferry::v1::ListModelsResponse* response) override {
     ferry::v1::ModelCard* card = response->add_models();
     card->set_name("m");
-    card->set_ready_prefill_workers(1);
+    card->set_ready_prefill_workers(no_prefill_ ? 0 : 1);
     // Ready from the third question on.
-    card->set_ready_decode_workers(++num_lists_ > 2 && !never_ready_ ? 1 : 0);
+    card->set_ready(++num_lists_ > 2 && !never_ready_);
+    card->set_ready_decode_workers(card->ready() ? 1 : 0);
     if (misfits_) response->add_misfits("a and b do not fit");
     if (never_ready_) response->add_unreachable("c does not answer");
     return grpc::Status::OK;
@@ -108,6 +109,7 @@ class FakeInference final : public ferry::v1::Inference::Service {
     return peers_.size();
   }
   std::atomic<bool> never_ready_{false};
+  std::atomic<bool> no_prefill_{false};
   std::atomic<bool> misfits_{false};
   std::atomic<int> num_unavailable_{0};  // so many calls fail before one is answered
   std::atomic<int> num_calls_{0};        // of Generate
@@ -326,6 +328,12 @@ TEST_F(FerryClientTest, WaitsUntilBothKindsOfWorkersAreReady) {
   EXPECT_TRUE(client_->WaitUntilReady("m", absl::Seconds(20)).ok());
   EXPECT_EQ((*client_->ListModels())[0].ready_decode_workers(), 1u);
   EXPECT_TRUE(client_->WaitUntilReady("", absl::Seconds(20)).ok());
+}
+
+// Whether prompts need a prefill worker is for the router to say.
+TEST_F(FerryClientTest, ReadyIsWhatTheRouterCallsReady) {
+  inference_.no_prefill_ = true;
+  EXPECT_EQ(client_->WaitUntilReady("m", absl::Seconds(20)), absl::OkStatus());
 }
 
 TEST_F(FerryClientTest, WaitSaysWhatIsMissing) {

@@ -171,7 +171,7 @@ class Client:
         served = [card.name for card in response.models]
         for card in response.models:
             if model in ("", card.name):
-                if card.ready_prefill_workers and card.ready_decode_workers:
+                if card.ready:
                     return
                 missing = (f"{card.name} has {card.ready_prefill_workers} prefill and {card.ready_decode_workers} decode "
                            "workers ready")

@@ -92,7 +92,7 @@ class LiveTest(unittest.TestCase):
         self.assertEqual(self.client.complete(as_ids).text, self.client.complete(request()).text)
 
     def test_models(self) -> None:
-        self.assertEqual([card.name for card in self.client.list_models()], ["demo"])
+        self.assertEqual([(card.name, card.ready) for card in self.client.list_models()], [("demo", True)])
         self.client.check_ready("demo", timeout=LIMIT_S)
         with self.assertRaises(ferry.Error) as caught:
             self.client.check_ready("other", timeout=LIMIT_S)
