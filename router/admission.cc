@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "status/check.h"
 #include "status/grpc_status.h"
+#include "status/status_macros.h"
 
 namespace router {
 namespace {
@@ -23,8 +24,32 @@ const TenantLimits& AdmissionQueue::LimitsOf(const std::string& tenant) const {
   return named != limits_.tenants.end() ? named->second : limits_.tenant;
 }
 
+absl::Status AdmissionQueue::CheckSize(const std::string& tenant, int64_t num_requests,
+                                       int64_t bytes) const {
+  const auto too_large = [](auto&&... words) {
+    return status::WithReason(absl::InvalidArgumentError(absl::StrCat("prompt has ", words...)),
+                              status::kCallTooLarge);
+  };
+  const int64_t of_tenant = LimitsOf(tenant).max_queued;
+  if (of_tenant > 0 && num_requests > of_tenant) {
+    return too_large(num_requests, " entries: at most ", of_tenant, " requests of ",
+                     tenant.empty() ? "no tenant" : absl::StrCat("tenant ", tenant),
+                     " may wait at a time, and each entry is one");
+  }
+  if (num_requests > limits_.max_requests) {
+    return too_large(num_requests, " entries: at most ", limits_.max_requests,
+                     " requests may wait at a time, and each entry is one");
+  }
+  if (bytes > limits_.max_bytes) {
+    return too_large(bytes, " bytes in the queue: at most ", limits_.max_bytes,
+                     " may wait at a time");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status AdmissionQueue::Admit(const std::string& tenant, int64_t num_requests, int64_t bytes,
                                    absl::Time now) {
+  RETURN_IF_ERROR(CheckSize(tenant, num_requests, bytes));
   const auto use = tenants_.find(tenant);
   const int64_t queued = use == tenants_.end() ? 0 : use->second.queued;
   const TenantLimits& limits = LimitsOf(tenant);

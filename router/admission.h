@@ -80,7 +80,8 @@ class AdmissionQueue final {
   explicit AdmissionQueue(const Limits& limits) : limits_(limits) {}
 
   // Errors: kResourceExhausted / QUEUE_FULL or TENANT_LIMIT naming the bound; with a RetryAfter
-  // where that is known.
+  // where that is known.  kInvalidArgument / CALL_TOO_LARGE: not even an empty queue has room for
+  // all of the call.
   absl::Status Enter(Entry* entry);
   // A request that had been admitted once and comes back: not refused.
   void Return(Entry* entry);
@@ -143,6 +144,8 @@ class AdmissionQueue final {
     return {!entry.is_running, entry.since - entry.priority * limits_.ageing, entry.arrival};
   }
   const TenantLimits& LimitsOf(const std::string& tenant) const;
+  // Whether they could come if nobody else waited.
+  absl::Status CheckSize(const std::string& tenant, int64_t num_requests, int64_t bytes) const;
   // Whether requests of that tenant, so many of so many bytes, may come at `now`.
   absl::Status Admit(const std::string& tenant, int64_t num_requests, int64_t bytes,
                      absl::Time now);

@@ -76,7 +76,7 @@ class Dispatcher final {
 
   // Enters the queue; placed or refused later, never from inside this call.
   // Errors: kResourceExhausted / QUEUE_FULL, TENANT_LIMIT or DEADLINE_UNREACHABLE, with a time to
-  // come back.
+  // come back; kInvalidArgument / CALL_TOO_LARGE.
   absl::Status Enter(Waiting* waiting);
   // Comes back after a failed try: keeps its place, is not refused for lack of room.
   void Return(Waiting* waiting);

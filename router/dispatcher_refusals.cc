@@ -13,10 +13,12 @@
 namespace router {
 namespace {
 
-// When to come back: never sooner or later than this, and after this where nothing is known.
+// When to come back: never sooner than this, and after this where nothing is known.
 constexpr absl::Duration kSoonest = absl::Milliseconds(100);
-constexpr absl::Duration kLatest = absl::Seconds(60);
 constexpr absl::Duration kUnknown = absl::Seconds(1);
+// And, where it is an estimate, never later: a queue that would take longer is seldom the same one
+// by then, workers come and clients leave.
+constexpr absl::Duration kLatest = absl::Seconds(60);
 
 // "no decode worker", "1 decode worker", "2 decode workers".
 std::string Counted(int32_t count, const char* what) {
@@ -81,8 +83,12 @@ absl::Status Dispatcher::Enter(Waiting* waiting) {
     }
   }
   if (absl::Status status = queue_.Enter(&waiting->entry); !status.ok()) {
-    const absl::Duration known = std::max(status::RetryAfter(status), wait);
-    return ComeBack(std::move(status), known > absl::ZeroDuration() ? known : kUnknown);
+    if (absl::IsInvalidArgument(status)) return status;
+    // A tenant's rate is no estimate: whoever came back sooner would be refused again.
+    const absl::Duration known = status::RetryAfter(status);
+    if (known >= kLatest) return status;
+    const absl::Duration delay = std::max(known, wait);
+    return ComeBack(std::move(status), delay > absl::ZeroDuration() ? delay : kUnknown);
   }
   waiting_[&waiting->entry] = waiting;
   SchedulePump();
@@ -157,10 +163,12 @@ absl::Status Dispatcher::Unplaceable(const Waiting& waiting) const {
     std::vector<std::string> reasons = registry_->UnusedWorkers();
     for (std::string& one : registry_->Away()) reasons.push_back(std::move(one));
     const std::vector<std::string> served = registry_->ServedModelNames();
-    return Unavailable(
-        absl::StrCat("no decode worker serves model ", model.name, " now; models served now: ",
-                     served.empty() ? "none" : absl::StrJoin(served, ", ")),
-        std::move(reasons));
+    return status::WithReason(
+        Unavailable(
+            absl::StrCat("no decode worker serves model ", model.name, " now; models served now: ",
+                         served.empty() ? "none" : absl::StrJoin(served, ", ")),
+            std::move(reasons)),
+        status::kNoWorker);
   }
   std::string message = absl::StrCat(
       "no pair of workers can serve a prompt of ", tokens, " tokens for model ", model.name,

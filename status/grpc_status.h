@@ -27,7 +27,9 @@ inline constexpr char kStaleAttempt[] = "STALE_ATTEMPT";  // a newer attempt of 
 inline constexpr char kIncompatible[] = "INCOMPATIBLE";   // cache layouts differ; never retried
 inline constexpr char kDraining[] = "DRAINING";           // the worker is going away
 inline constexpr char kQueueFull[] = "QUEUE_FULL";
-inline constexpr char kTenantLimit[] = "TENANT_LIMIT";  // the tenant has its share already
+inline constexpr char kTenantLimit[] = "TENANT_LIMIT";     // the tenant has its share already
+inline constexpr char kCallTooLarge[] = "CALL_TOO_LARGE";  // more than may ever wait at a time
+inline constexpr char kNoWorker[] = "NO_WORKER";           // nobody decodes the model now
 inline constexpr char kDeadline[] = "DEADLINE_UNREACHABLE";
 inline constexpr char kBadLogits[] = "BAD_LOGITS";  // of this request; the worker is well
 

@@ -70,8 +70,9 @@ std::string Message(const absl::Status& status) {
 
 }  // namespace
 
-int HttpStatusOf(absl::StatusCode code) {
-  switch (code) {
+int HttpStatusOf(const absl::Status& status) {
+  if (status::Reason(status) == status::kIncompatible) return 503;
+  switch (status.code()) {
     case absl::StatusCode::kOk:
       return 200;
     case absl::StatusCode::kInvalidArgument:
@@ -101,6 +102,11 @@ int HttpStatusOf(absl::StatusCode code) {
 }
 
 absl::Status OfPrompt(size_t index, const absl::Status& status) {
+  const std::string reason = status::Reason(status);
+  for (const char* const whole : {status::kQueueFull, status::kTenantLimit, status::kCallTooLarge,
+                                  status::kDraining, status::kNoWorker}) {
+    if (reason == whole) return status;
+  }
   std::string message = Message(status);
   constexpr char kPrompt[] = "prompt";
   const bool is_about_it = absl::StartsWith(message, absl::StrCat(kPrompt, " "));
@@ -108,6 +114,7 @@ absl::Status OfPrompt(size_t index, const absl::Status& status) {
                 ? absl::StrCat(kPrompt, "[", index, "]", message.substr(sizeof(kPrompt) - 1))
                 : absl::StrCat(kPrompt, "[", index, "]: ", message);
   absl::Status named(status.code(), message);
+  if (!reason.empty()) named = status::WithReason(std::move(named), reason);
   if (const absl::Duration delay = status::RetryAfter(status); delay > absl::ZeroDuration()) {
     named = status::WithRetryAfter(std::move(named), delay);
   }
@@ -131,7 +138,7 @@ absl::Status ForLog(const absl::Status& status) {
 }
 
 Response ErrorResponse(const absl::Status& status) {
-  Response response = {.status = HttpStatusOf(status.code())};
+  Response response = {.status = HttpStatusOf(status)};
   response.body = ErrorBody(response.status, Message(status));
   if (response.status == 429 || response.status == 503) {
     const absl::Duration delay = std::max(kRetryAfter, status::RetryAfter(status));
@@ -143,7 +150,7 @@ Response ErrorResponse(const absl::Status& status) {
 }
 
 std::string ErrorEvent(const absl::Status& status) {
-  return absl::StrCat("data: ", ErrorBody(HttpStatusOf(status.code()), Message(status)), "\n\n");
+  return absl::StrCat("data: ", ErrorBody(HttpStatusOf(status), Message(status)), "\n\n");
 }
 
 }  // namespace router::http

@@ -13,14 +13,17 @@
 
 namespace router::http {
 
-// serving.md 3.5: what a client can do about it decides.
-int HttpStatusOf(absl::StatusCode code);
+// serving.md 3.5: what a client can do about it decides.  Workers that are there but do not fit
+// each other are as good as away (its edge E18): 503, so that whoever stands before several routers
+// asks another one, and a client comes back after the upgrade that brought them together.
+int HttpStatusOf(const absl::Status& status);
 
 // The JSON of `message` under an HTTP status.  What the message is about ("temperature is ...")
 // becomes `param`.
 std::string ErrorBody(int http_status, const std::string& message);
 
-// `status` of one of several prompts, in words that name it: "prompt[1] has ...".
+// `status` of one of several prompts, in words that name it: "prompt[1] has ...".  What any of
+// them, or all together, would have met stays as it is: a full queue, a tenant's limit, no worker.
 absl::Status OfPrompt(size_t index, const absl::Status& status);
 
 // What a log may say of an error in a request's body: which member it is about.  Its value, which

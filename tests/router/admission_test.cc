@@ -84,14 +84,43 @@ TEST(AdmissionQueueTest, ACallIsAdmittedOrRefusedWhole) {
   EXPECT_EQ(enter("slow", 4, kNow, 1, &refusal), 4) << "more than are ever saved";
   EXPECT_EQ(enter("slow", 2, kNow + absl::Seconds(7), 1, &refusal), 0);
   EXPECT_EQ(status::RetryAfter(refusal), absl::Seconds(1));
-  EXPECT_EQ(enter("short", 4, kNow, 1, &refusal), 0);
-  EXPECT_EQ(refusal.message(), "tenant short: 0 requests wait, 4 more pass the limit of 3");
+  EXPECT_EQ(enter("short", 1, kNow, 1, &refusal), 1);
+  EXPECT_EQ(enter("short", 3, kNow, 1, &refusal), 0);
+  EXPECT_EQ(refusal.message(), "tenant short: 1 requests wait, 3 more pass the limit of 3");
+  queue.Leave(entries[entries.size() - 4].get());
   EXPECT_EQ(enter("b", 3, kNow, 1, &refusal), 0);
   EXPECT_EQ(refusal.message(), "queue is full: 4 requests wait, 3 more pass the limit of 6");
   EXPECT_EQ(enter("b", 2, kNow, 49, &refusal), 0);
   EXPECT_EQ(refusal.message(), "queue is full: 4 bytes wait, 98 more pass the limit of 100");
   EXPECT_EQ(enter("slow", 2, kNow + absl::Seconds(8), 1, &refusal), 2);
   EXPECT_EQ(queue.num_requests(), 6);
+}
+
+// To come back later would not help.
+TEST(AdmissionQueueTest, ACallThatNoEmptyQueueHasRoomForIsWrong) {
+  AdmissionQueue queue(
+      {.max_requests = 6, .max_bytes = 100, .tenants = {{"a", {.max_queued = 3}}}});
+  const auto enter = [&](const std::string& tenant, int64_t count, int64_t bytes) {
+    Entry entry = Of(tenant, 1);
+    entry.bytes = bytes;
+    entry.call =
+        std::make_shared<RequestCall>(RequestCall{.num_requests = count, .num_bytes = bytes});
+    const absl::Status status = queue.Enter(&entry);
+    queue.Ended(&entry);
+    if (!status.ok()) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(status::Reason(status), status::kCallTooLarge);
+    }
+    return std::string(status.message());
+  };
+  EXPECT_EQ(enter("a", 3, 100), "");
+  EXPECT_EQ(enter("a", 4, 1),
+            "prompt has 4 entries: at most 3 requests of tenant a may wait at a time, and each "
+            "entry is one");
+  EXPECT_EQ(enter("", 6, 1), "");
+  EXPECT_EQ(enter("", 7, 1),
+            "prompt has 7 entries: at most 6 requests may wait at a time, and each entry is one");
+  EXPECT_EQ(enter("", 1, 101), "prompt has 101 bytes in the queue: at most 100 may wait at a time");
 }
 
 TEST(AdmissionQueueTest, InventedTenantsAreForgottenThoughTheQueueIsNeverEmpty) {

@@ -113,7 +113,8 @@ TEST_F(OverloadTest, ATenantThatAsksTooFastIsRefusedAndTheOthersAreNot) {
   EXPECT_EQ(status::Reason(refused), status::kTenantLimit);
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("tenant a: more than 0.001 requests a second"));
-  EXPECT_EQ(status::RetryAfter(refused), absl::Seconds(60)) << "the longest that is asked for";
+  EXPECT_GT(status::RetryAfter(refused), absl::Seconds(900)) << "what is known is told as it is";
+  EXPECT_LE(status::RetryAfter(refused), absl::Seconds(1000));
   EXPECT_EQ(Generate(Of("b")).status, absl::OkStatus());
   EXPECT_EQ(Generate(Text("hi")).status, absl::OkStatus());
 }

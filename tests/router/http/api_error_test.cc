@@ -63,6 +63,29 @@ TEST(ApiErrorTest, OneOfSeveralPromptsIsNamed) {
   }
 }
 
+TEST(ApiErrorTest, WhatAllOfThemMeetIsNoOnesPrompt) {
+  for (const char* const reason : {status::kQueueFull, status::kTenantLimit, status::kCallTooLarge,
+                                   status::kDraining, status::kNoWorker}) {
+    const absl::Status whole =
+        status::WithReason(absl::ResourceExhaustedError("all of it"), reason);
+    EXPECT_EQ(ErrorOf(OfPrompt(0, whole))["message"], "all of it") << reason;
+  }
+  const absl::Status late =
+      status::WithReason(absl::ResourceExhaustedError("too late"), status::kDeadline);
+  EXPECT_EQ(ErrorOf(OfPrompt(1, late))["message"], "prompt[1]: too late");
+  EXPECT_EQ(status::Reason(OfPrompt(1, late)), status::kDeadline);
+}
+
+TEST(ApiErrorTest, OnlyWorkersThatDoNotFitEachOtherMakeAPreconditionAClientsToTryAgain) {
+  const absl::Status failed = absl::FailedPreconditionError("no");
+  EXPECT_EQ(HttpStatusOf(failed), 500);
+  EXPECT_EQ(HttpStatusOf(status::WithReason(failed, status::kStaleEpoch)), 500);
+  const absl::Status misfit = status::WithReason(failed, status::kIncompatible);
+  EXPECT_EQ(HttpStatusOf(misfit), 503);
+  EXPECT_EQ(RetryAfterOf(misfit), "1");
+  EXPECT_EQ(HttpStatusOf(OfPrompt(2, misfit)), 503);
+}
+
 TEST(ApiErrorTest, ThePublicReadsWhatIsForIt) {
   const absl::Status status = status::WithPublicMessage(
       absl::UnavailableError("worker 10.0.0.5:8601 is gone"), "no worker could answer");

@@ -220,6 +220,47 @@ TEST_F(HttpFixture, WhatGoesWrongAtWorkersIsForTheLog) {
   EXPECT_EQ(ErrorOf(away), "no decode worker serves model m now; models served now: none");
 }
 
+// In the middle of an upgrade, say: another router may have a pair, and this one soon.
+TEST_F(HttpFixture, WorkersThatDoNotFitEachOtherAreAsGoodAsAway) {
+  options_.heartbeat = absl::Milliseconds(100);
+  Add({.role = ferry::v1::WORKER_ROLE_PREFILL, .block_size = 64});
+  Add({.role = ferry::v1::WORKER_ROLE_DECODE, .block_size = 128});
+  StartHttp();
+  const std::string two = json{{"prompt", {"a", std::string(200, 'x')}}}.dump();
+  const std::string one = json{{"prompt", std::string(200, 'x')}}.dump();
+  for (const std::string& body : {one, two}) {
+    const Reply reply = Post(kCompletions, body);
+    EXPECT_EQ(reply.status, 503) << reply.body;
+    EXPECT_EQ(reply.headers.at("retry-after"), "1");
+    EXPECT_EQ(reply.Json()["error"]["type"], "service_unavailable_error");
+    EXPECT_THAT(ErrorOf(reply), HasSubstr("workers that prefill are there, but fit none that"));
+  }
+}
+
+TEST_F(HttpFixture, ACallOfMorePromptsThanMayEverWaitIsWrong) {
+  options_.max_queue = 3;
+  options_.tenant_limits = {"acme=0:2"};
+  http_options_.trust_tenant_header = true;
+  FakeWorker* const decode = Decode();
+  StartHttp();
+  const auto expect = [&](const std::string& prompts, const std::string& headers,
+                          const std::string& message) {
+    const Reply reply = Post(kCompletions, absl::StrCat(R"({"prompt": )", prompts, "}"), headers);
+    EXPECT_EQ(reply.status, 400) << reply.body;
+    EXPECT_EQ(ErrorOf(reply), message);
+    EXPECT_EQ(reply.Json()["error"]["param"], "prompt");
+  };
+  expect(R"(["a", "b", "c", "d"])", "",
+         "prompt has 4 entries: at most 3 requests may wait at a time, and each entry is one");
+  expect(R"(["a", "b", "c"])", "X-Ferry-Tenant: acme\r\n",
+         "prompt has 3 entries: at most 2 requests of tenant acme may wait at a time, and each "
+         "entry is one");
+  EXPECT_TRUE(decode->decodes().empty());
+  EXPECT_NE(Metric("ferry_router_rejected_total{reason=\"call_too_large\"}"), "");
+  EXPECT_EQ(Post(kCompletions, R"({"prompt": ["a", "b"]})", "X-Ferry-Tenant: acme\r\n").status,
+            200);
+}
+
 TEST_F(HttpFixture, WorkersThatDoNotFitAreForTheLog) {
   options_.heartbeat = absl::Milliseconds(100);
   options_.worker_wait = absl::Milliseconds(300);
