@@ -260,8 +260,9 @@ void AddBenchCommand(CLI::App& app, absl::Status* result) {
   add("--vocab_size", options->vocab_size,
       "Random ids are below it, with openai; a router tells it")
       ->check(CLI::Range(1u, uint32_t{1} << 31));
-  service::AddSecondsFlag(*command, "--ready_timeout_s", &options->ready_timeout,
-                          "Until the model must be ready; with openai, listed")
+  service::AddSecondsFlag(
+      *command, "--ready_timeout_s", &options->ready_timeout,
+      "Until the model must be ready; with openai, the server up and the model listed")
       ->check(CLI::PositiveNumber);
   service::AddSecondsFlag(*command, "--request_timeout_s", &options->request_timeout,
                           "A request whose answer has not ended by then has failed")

@@ -68,7 +68,16 @@ absl::Status Run(const Options& options) {
     return absl::NotFoundError(
         absl::StrCat(options.client.address, " knows no service ", options.service));
   }
-  RETURN_IF_ERROR(ExplainConnection(answer.status(), options.client));
+  if (absl::IsDeadlineExceeded(answer.status())) {
+    return absl::DeadlineExceededError(absl::StrCat(options.client.address,
+                                                    " has not answered within ",
+                                                    absl::FormatDuration(options.timeout)));
+  }
+  if (!answer.ok()) {
+    const absl::Status explained = ExplainConnection(answer.status(), options.client);
+    return absl::Status(explained.code(), absl::StrCat(options.client.address, ": ",
+                                                       std::string(explained.message())));
+  }
   if (*answer != kServing) {
     return absl::UnavailableError(
         absl::StrCat(options.client.address, ": ", options.service, " is not serving"));

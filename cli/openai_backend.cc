@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,10 @@ namespace {
 
 using nlohmann::json;
 
+// A body may end a little behind its last event, and the connection is of use then; a server that
+// holds it open costs no more than this.
+constexpr absl::Duration kBodyEnd = absl::Milliseconds(20);
+constexpr absl::Duration kReadyPollInterval = absl::Milliseconds(200);
 constexpr size_t kMaxErrorBytes = 1 << 20;  // of an answer that is no stream
 constexpr size_t kMaxShownBytes = 300;
 constexpr uint32_t kMostTokens = 1 << 24;  // more is no count: as if it were not told
@@ -124,6 +129,36 @@ void TakeEvent(std::string_view data, Stream* stream) {
   }
 }
 
+// A handle with the connection that it keeps.
+struct Line {
+  curl_handle::Multi connection;
+  curl_handle::Handle handle;
+};
+
+// Runs the call of `line` to its end, or until its stream is done.
+CURLcode Perform(const Line& line, const Stream& stream) {
+  constexpr absl::Duration kTick = absl::Seconds(1);  // how often OnProgress looks at least
+  CURLM* const multi = line.connection.get();
+  CURLMcode ok = curl_multi_add_handle(multi, line.handle.get());
+  absl::Time body_end = absl::InfiniteFuture();
+  for (int running = 1; ok == CURLM_OK;) {
+    ok = curl_multi_perform(multi, &running);
+    if (ok != CURLM_OK || running == 0) break;
+    if (stream.done) body_end = std::min(body_end, steady_time::Now() + kBodyEnd);
+    const absl::Duration left = body_end - steady_time::Now();
+    if (left <= absl::ZeroDuration()) break;
+    const int64_t ms = absl::ToInt64Milliseconds(std::min(left, kTick));
+    ok = curl_multi_poll(multi, nullptr, 0, static_cast<int>(ms) + 1, nullptr);
+  }
+  CURLcode code = stream.done ? CURLE_OK : CURLE_FAILED_INIT;
+  int left = 0;
+  while (const CURLMsg* const message = curl_multi_info_read(multi, &left)) {
+    if (message->msg == CURLMSG_DONE) code = message->data.result;
+  }
+  curl_multi_remove_handle(multi, line.handle.get());
+  return code;
+}
+
 // Once a second at least.  Not 0: the call ends.
 int OnProgress(void* user, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
   auto* stream = static_cast<Stream*>(user);
@@ -161,27 +196,17 @@ class Connections final : public OpenAiBackend {
     base_ = absl::StrCat(url, absl::EndsWith(url, "/v1") ? "" : "/v1");
   }
 
-  absl::Status FindModel() {
-    Stream stream;
-    const absl::Status called = Call("/models", "", options_.ready_timeout, &stream);
-    if (!called.ok()) {
-      return absl::Status(called.code(),
-                          absl::StrCat(base_, "/models: ", std::string(called.message())));
+  // Asks until the model is listed; a server that starts may not listen yet, or say that it is
+  // away.
+  absl::Status WaitForModel() {
+    const absl::Time deadline = steady_time::Now() + options_.ready_timeout;
+    for (;;) {
+      const absl::Status found = FindModel(deadline - steady_time::Now());
+      if (!absl::IsUnavailable(found) && !absl::IsInternal(found)) return found;
+      const absl::Duration left = deadline - steady_time::Now();
+      if (left <= absl::ZeroDuration()) return found;
+      std::this_thread::sleep_for(absl::ToChronoNanoseconds(std::min(kReadyPollInterval, left)));
     }
-    const json parsed = json::parse(stream.body, nullptr, /*allow_exceptions=*/false);
-    std::vector<std::string> names;
-    if (parsed.is_object() && parsed.contains("data") && parsed["data"].is_array()) {
-      for (const json& model : parsed["data"]) {
-        if (model.is_object() && model.contains("id") && model["id"].is_string())
-          names.push_back(model["id"]);
-      }
-    }
-    if (options_.model.empty() && names.size() == 1) options_.model = names.front();
-    if (std::find(names.begin(), names.end(), options_.model) != names.end())
-      return absl::OkStatus();
-    return absl::NotFoundError(absl::StrCat(
-        base_, " serves ", names.empty() ? "no model" : absl::StrJoin(names, ", "), ": ",
-        options_.model.empty() ? "choose one with --model" : "not " + options_.model));
   }
 
   const std::string& model() const override { return options_.model; }
@@ -216,12 +241,38 @@ class Connections final : public OpenAiBackend {
   }
 
  private:
+  absl::Status FindModel(absl::Duration timeout) {
+    Stream stream;
+    const absl::Status called = Call("/models", "", timeout, &stream);
+    if (!called.ok()) {
+      return absl::Status(called.code(),
+                          absl::StrCat(base_, "/models: ", std::string(called.message())));
+    }
+    const json parsed = json::parse(stream.body, nullptr, /*allow_exceptions=*/false);
+    std::vector<std::string> names;
+    if (parsed.is_object() && parsed.contains("data") && parsed["data"].is_array()) {
+      for (const json& model : parsed["data"]) {
+        if (model.is_object() && model.contains("id") && model["id"].is_string())
+          names.push_back(model["id"]);
+      }
+    }
+    if (options_.model.empty() && names.size() == 1) options_.model = names.front();
+    if (std::find(names.begin(), names.end(), options_.model) != names.end())
+      return absl::OkStatus();
+    if (names.empty()) return absl::UnavailableError(absl::StrCat(base_, " serves no model"));
+    return absl::NotFoundError(
+        absl::StrCat(base_, " serves ", absl::StrJoin(names, ", "), ": ",
+                     options_.model.empty() ? "choose one with --model" : "not " + options_.model));
+  }
+
   // GETs without a body, else POSTs it; `stream` receives the answer.
   absl::Status Call(const std::string& path, const std::string& body, absl::Duration timeout,
                     Stream* stream) {
-    curl_handle::Handle handle = Take();
-    if (handle == nullptr) return absl::InternalError("libcurl gives no handle");
-    CURL* curl = handle.get();
+    Line line = Take();
+    if (line.handle == nullptr || line.connection == nullptr) {
+      return absl::InternalError("libcurl gives no handle");
+    }
+    CURL* curl = line.handle.get();
     stream->curl = curl;
     curl_handle::List headers;
     const auto add_header = [&headers](const std::string& header) {
@@ -257,14 +308,14 @@ class Connections final : public OpenAiBackend {
       curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(body.size()));
       curl_easy_setopt(curl, CURLOPT_POSTFIELDS, body.data());
     }
-    const CURLcode code = curl_easy_perform(curl);
+    const CURLcode code = Perform(line, *stream);
     if (code == CURLE_OPERATION_TIMEDOUT && stream->on_output != nullptr) {
       return RequestTimedOut(timeout);
     }
     if (code != CURLE_OK) return Failure(code, said[0] == '\0' ? curl_easy_strerror(code) : said);
     long status = 0;
     curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);
-    GiveBack(std::move(handle));
+    GiveBack(std::move(line));
     if (status == 200) return absl::OkStatus();
     return absl::Status(CodeOf(status),
                         absl::StrCat("HTTP ", status, ": ", ErrorMessage(stream->body)));
@@ -284,24 +335,27 @@ class Connections final : public OpenAiBackend {
     }
   }
 
-  // A handle keeps its connection; the one used last is the one taken next.
-  curl_handle::Handle Take() {
+  // The one used last is the one taken next.
+  Line Take() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (idle_.empty()) return curl_handle::Handle(curl_easy_init());
-    curl_handle::Handle handle = std::move(idle_.back());
+    if (idle_.empty()) {
+      return {.connection = curl_handle::Multi(curl_multi_init()),
+              .handle = curl_handle::Handle(curl_easy_init())};
+    }
+    Line line = std::move(idle_.back());
     idle_.pop_back();
-    return handle;
+    return line;
   }
-  void GiveBack(curl_handle::Handle handle) {
-    curl_easy_reset(handle.get());
+  void GiveBack(Line line) {
+    curl_easy_reset(line.handle.get());
     const std::lock_guard<std::mutex> lock(mutex_);
-    idle_.push_back(std::move(handle));
+    idle_.push_back(std::move(line));
   }
 
   OpenAiOptions options_;
   std::string base_;
   std::mutex mutex_;  // guards idle_
-  std::vector<curl_handle::Handle> idle_;
+  std::vector<Line> idle_;
 };
 
 }  // namespace
@@ -310,7 +364,7 @@ absl::StatusOr<std::unique_ptr<OpenAiBackend>> OpenAiBackend::Connect(
     const OpenAiOptions& options) {
   RETURN_IF_ERROR(curl_handle::Start());
   auto connections = std::make_unique<Connections>(options);
-  RETURN_IF_ERROR(connections->FindModel());
+  RETURN_IF_ERROR(connections->WaitForModel());
   return connections;
 }
 

@@ -15,7 +15,11 @@ struct Deleter {
   void operator()(CURL* curl) const { curl_easy_cleanup(curl); }
   void operator()(curl_slist* list) const { curl_slist_free_all(list); }
 };
+struct MultiDeleter {  // libcurl's own types may all be void
+  void operator()(CURLM* multi) const { curl_multi_cleanup(multi); }
+};
 using Handle = std::unique_ptr<CURL, Deleter>;
+using Multi = std::unique_ptr<CURLM, MultiDeleter>;
 using List = std::unique_ptr<curl_slist, Deleter>;
 
 // Before the first handle; starts the library once in a process.  Thread-safe.

@@ -396,8 +396,57 @@ TEST_F(OpenAiFailureTest, ChatGoesToItsOwnPath) {
   EXPECT_FALSE(answer->output_tokens.has_value());
 }
 
+// A server that starts: its proxy, then no model, then its own.
+TEST_F(OpenAiFailureTest, AServerThatIsNotUpYetIsWaitedFor) {
+  int asked = 0;
+  FakeHttp http([&](const std::string&, const std::string&, const FakeHttp::Send& send) {
+    const std::string answers[] = {"", Head("502 Bad Gateway", "text/html") + "no",
+                                   Head("503 Service Unavailable", "application/json") + "{}",
+                                   Head("200 OK", "application/json") + "{\"data\": []}"};
+    send(asked < 4 ? answers[asked] : kModels);
+    ++asked;
+  });
+  const auto backend =
+      OpenAiBackend::Connect({.base_url = http.url(), .ready_timeout = absl::Seconds(60)});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  EXPECT_EQ(asked, 5);
+}
+
+TEST_F(OpenAiFailureTest, WhatWaitingDoesNotMendIsToldAtOnce) {
+  int asked = 0;
+  FakeHttp http([&](const std::string&, const std::string&, const FakeHttp::Send& send) {
+    ++asked;
+    send(Head("401 Unauthorized", "application/json") + "{}");
+  });
+  EXPECT_EQ(OpenAiBackend::Connect({.base_url = http.url(), .ready_timeout = absl::Hours(1)})
+                .status()
+                .code(),
+            absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(asked, 1);
+}
+
+// The stream's end is [DONE], whatever the server does with the connection.
+TEST_F(OpenAiFailureTest, AnAnswerIsWholeThoughItsBodyIsHeldOpen) {
+  std::promise<void> answered;
+  FakeHttp http([&, over = answered.get_future().share()](
+                    const std::string& head, const std::string&, const FakeHttp::Send& send) {
+    if (head.rfind("GET ", 0) == 0) return send(kModels);
+    send(kStream + Chunk("{\"text\": \"a\"}") + "data: [DONE]\n\n");
+    over.wait();
+  });
+  const auto backend = OpenAiBackend::Connect(
+      {.base_url = http.url(), .request_timeout = absl::Hours(1), .stall_timeout = absl::Hours(1)});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const auto answer =
+      (*backend)->Send({.prompt = {.ids = {1}}, .output_tokens = 2}, [](uint32_t) {});
+  EXPECT_TRUE(answer.ok()) << answer.status();
+  answered.set_value();
+}
+
 TEST_F(OpenAiFailureTest, ConnectingNamesWhatIsWrong) {
-  const absl::Status nobody = OpenAiBackend::Connect({.base_url = "http://127.0.0.1:1"}).status();
+  const absl::Status nobody = OpenAiBackend::Connect({.base_url = "http://127.0.0.1:1",
+                                                      .ready_timeout = absl::Milliseconds(10)})
+                                  .status();
   EXPECT_EQ(nobody.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(nobody.message()), testing::StartsWith("http://127.0.0.1:1/v1/models: "));
   EXPECT_EQ(OpenAiBackend::Connect({.base_url = "file:///etc/passwd"}).status().code(),

@@ -18,6 +18,8 @@ echo "$line"
 "$ferry" health --address "${line##* }" --service ferry.v1.Inference > "/dev/null"
 said=$("$ferry" health --address "${line##* }" --service nobody 2>&1) && { echo "nobody serves"; exit 1; }
 grep -q "^ferry: " <<< "$said" || { echo "health of nobody says: $said"; exit 1; }
+said=$("$ferry" health --address 127.0.0.1:1 2>&1) && { echo "nobody is healthy"; exit 1; }
+grep -q "^ferry: 127.0.0.1:1: " <<< "$said" || { echo "health of nobody's port says: $said"; exit 1; }
 flags=(--prompt "$prompt" --max_tokens 60)
 for sampling in "--temperature 0" "--temperature 0.7 --seed 5"; do
   # shellcheck disable=SC2086
