@@ -94,6 +94,10 @@ class PrometheusMetrics final : public RouterMetrics {
         index_untrusted_(
             Gauges(r, "ferry_router_index_untrusted_workers", "Workers whose cache view is stale")
                 .Add({})),
+        index_foreign_(Gauges(r, "ferry_router_index_foreign_workers",
+                              "Workers with another --hash_seed than the router's, whose cached "
+                              "blocks cannot be found")
+                           .Add({})),
         spans_exported_(Counters(r, "ferry_spans_exported_total",
                                  "Spans of requests that the collector has taken")
                             .Add({})),
@@ -160,6 +164,7 @@ class PrometheusMetrics final : public RouterMetrics {
     SetCounter(index_gaps_, index.gaps);
     SetCounter(index_snapshots_, index.snapshots);
     index_untrusted_.Set(static_cast<double>(index.untrusted_workers));
+    index_foreign_.Set(static_cast<double>(index.foreign_workers));
   }
   void SetWorkerState(const std::string& worker, const std::string& role,
                       const std::string& state) override {
@@ -230,6 +235,7 @@ class PrometheusMetrics final : public RouterMetrics {
   Counter& index_gaps_;
   Counter& index_snapshots_;
   Gauge& index_untrusted_;
+  Gauge& index_foreign_;
   Counter& spans_exported_;
   Counter& spans_dropped_;
   Family<Gauge>& worker_state_;

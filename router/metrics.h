@@ -60,6 +60,7 @@ class RouterMetrics {
     int64_t gaps = 0;
     int64_t snapshots = 0;
     int64_t untrusted_workers = 0;
+    int64_t foreign_workers = 0;
   };
   virtual void SetIndex(const Index& index) = 0;
   // 1 for the worker's state; the one it had before disappears.

@@ -193,7 +193,8 @@ void Router::WriteGauges() {
                       .bytes = static_cast<int64_t>(index_.approximate_bytes()),
                       .gaps = index_.num_gaps(),
                       .snapshots = index_.num_snapshots(),
-                      .untrusted_workers = index_.num_untrusted(now)});
+                      .untrusted_workers = index_.num_untrusted(now),
+                      .foreign_workers = registry_->NumForeign()});
   for (WorkerSlot slot = 0; slot < registry_->num_workers(); ++slot) {
     const WorkerLink& link = registry_->link(slot);
     if (link.state() == LinkState::kGone) continue;

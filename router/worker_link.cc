@@ -258,6 +258,12 @@ void WorkerLink::OnInfo(absl::StatusOr<ferry::v1::WorkerInfo> info) {
   }
   trouble_ = absl::OkStatus();
   if (facts.epoch != facts_.epoch) {
+    if (facts.hash_seed != options_.hash_seed) {
+      spdlog::warn(
+          "worker={} role={} hash_seed={} router_hash_seed={} its cached blocks cannot be found: "
+          "--hash_seed must be the same in the whole system",
+          options_.address, LinkRoleName(facts.role), facts.hash_seed, options_.hash_seed);
+    }
     if (!facts_.epoch.empty()) {
       Lost(absl::UnavailableError(absl::StrCat("worker ", options_.address, " has restarted")));
     }
@@ -274,12 +280,7 @@ void WorkerLink::OnInfo(absl::StatusOr<ferry::v1::WorkerInfo> info) {
   load_stream_ = client_->WatchLoad(
       request, {.on_message = [this](const ferry::v1::LoadReport& report) { OnLoad(report); },
                 .on_end = [this](const absl::Status& status) { Broken(status); }});
-  if (facts_.hash_seed == options_.hash_seed) {
-    OpenKvEvents();
-  } else {
-    spdlog::warn("worker={} cached blocks not used for routing hash_seed={} ours={}",
-                 options_.address, facts_.hash_seed, options_.hash_seed);
-  }
+  if (shares_hashes()) OpenKvEvents();
   heartbeat_timer_ = loop_->After(options_.heartbeat, [this] { CheckHeartbeat(); });
   listener_->OnWorkerChanged(this);
 }

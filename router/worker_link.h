@@ -75,6 +75,8 @@ class WorkerLink final {
   const std::string& address() const { return options_.address; }
   LinkState state() const { return state_; }
   const WorkerFacts& facts() const { return facts_; }
+  // Its blocks' names mean here what they mean there.
+  bool shares_hashes() const { return facts_.hash_seed == options_.hash_seed; }
   const WorkerLoad& load() const { return load_; }
   // Why nobody answers GetInfo there; OK after an answer, and before the first try has ended.
   const absl::Status& trouble() const { return trouble_; }

@@ -204,6 +204,12 @@ bool WorkerRegistry::AllServe() const {
                      [](const Name& name) { return name.trouble.ok(); });
 }
 
+int64_t WorkerRegistry::NumForeign() const {
+  return std::count_if(links_.begin(), links_.end(), [](const auto& link) {
+    return !link->facts().epoch.empty() && !link->shares_hashes();
+  });
+}
+
 bool WorkerRegistry::ServesAny() const {
   return std::any_of(models_->all().begin(), models_->all().end(),
                      [](const auto& model) { return model->is_served(); });

@@ -98,6 +98,9 @@ class WorkerRegistry final : public WorkerLink::Listener {
   // Names of the models that are served now.
   std::vector<std::string> ServedModelNames() const;
 
+  // Workers that name their cached blocks otherwise than this router does.
+  int64_t NumForeign() const;
+
   // Sentences for people.  Workers that get no request, until they or the router are started anew:
   std::vector<std::string> UnusedWorkers() const;
   // Serving pairs of the model that do not fit.

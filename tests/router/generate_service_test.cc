@@ -198,6 +198,22 @@ TEST_F(RouterFixture, TwoModelsHaveTheirOwnWorkers) {
   EXPECT_FALSE(models.models(1).ready());
 }
 
+TEST_F(RouterFixture, AWorkerWithAnotherHashSeedServesAndIsCounted) {
+  FakeWorker* const decode = Add({.hash_seed = 5});
+  Add({.role = ferry::v1::WORKER_ROLE_PREFILL});
+  StartRouterAlone();
+  ASSERT_TRUE(WaitForWorkers(1, 1));
+  EXPECT_EQ(Generate(Tokens(200)).status, absl::OkStatus());
+  EXPECT_TRUE(decode->kv_watch_starts().empty()) << "its events would name other blocks";
+  const auto foreign = [this] {
+    for (const auto& family : metrics_->Collect()) {
+      if (family.name == "ferry_router_index_foreign_workers") return family.metric[0].gauge.value;
+    }
+    return -1.0;
+  };
+  EXPECT_TRUE(Eventually([&] { return foreign() == 1; }));
+}
+
 TEST_F(RouterFixture, AWorkerWithAnotherTokenizerGetsNothing) {
   Decode();
   FakeWorker* const odd = Add({.tokenizer_hash = "0123"});
