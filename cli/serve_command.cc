@@ -112,7 +112,8 @@ void AddServeCommand(CLI::App& app, absl::Status* result) {
       [options](const std::string& file) {
         options->router_flags.push_back(absl::StrCat("--api_keys_file=", file));
       },
-      "File with the bearer tokens that HTTP clients must show one of, one a line");
+      "File with the bearer tokens that HTTP clients must show one of, one a line, of 16 "
+      "characters or more");
   command->add_option("--port_file", options->port_file,
                       "File that receives grpc_port=N and http_port=N once ready");
   command->add_option("--log_file", options->log_path,

@@ -60,8 +60,8 @@ void AddFlags(CLI::App& app, router::RouterOptions* options) {
   add("--http_listen", options->http_listen,
       "host:port of OpenAI's API over HTTP; port 0: any; without it there is none");
   add("--api_keys_file", options->api_keys_file,
-      "file with the bearer tokens that HTTP clients must show one of, one a line, with its tenant "
-      "behind it if it has one");
+      "file with the bearer tokens that HTTP clients must show one of, one a line, of 16 "
+      "characters or more, with its tenant behind it if it has one");
   app.add_flag("--trust_tenant_header", options->trust_tenant_header,
                "believe the x-ferry-tenant of HTTP requests whose key has no tenant: only behind a "
                "front door that sets it");
