@@ -107,6 +107,11 @@ __device__ inline void CopyBox(void* shared, const CUtensorMap* map, Barrier* ba
         "r"(matrix), "l"(policy)
       : "memory");
 }
+// Between writes to memory by this thread, or by others whose it sees, and copies of it by the copy
+// engine: that of who wrote, or of who sends for them.
+__device__ inline void PublishToCopies() {
+  asm volatile("fence.proxy.async.global;" : : : "memory");
+}
 __device__ inline void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }

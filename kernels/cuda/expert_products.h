@@ -15,7 +15,8 @@ namespace kernels::cuda {
 inline constexpr int32_t kTokenStep = 16;
 
 // One product of all experts: the shared one's rows, and the slots of the routed ones, sorted by
-// expert.
+// expert.  out = a first^T, or as the first of the two silu(a first^T) * (a second^T), every column
+// of both; bf16.
 struct ExpertProduct {
   CUtensorMap tokens = {};  // [slots, depth], in boxes of kTokenStep rows
   CUtensorMap first = {};   // gate, or down; of all routed experts
@@ -24,7 +25,6 @@ struct ExpertProduct {
   CUtensorMap shared_first = {};
   CUtensorMap shared_second = {};
   const int32_t* count = nullptr;  // [num_experts] slots
-  int32_t* num_drawn = nullptr;    // 0; the grid's own from then on
   int32_t num_experts = 0;
   int64_t num_slots = 0;
   int32_t shared_rows = 0;  // 0: no shared expert
@@ -38,8 +38,16 @@ struct ExpertProduct {
   uint16_t* shared_out = nullptr;  // [rows, shared_columns]
 };
 
-// out = a first^T, or with `swiglu` silu(a first^T) * (a second^T), every column of both; bf16.
-absl::Status MultiplyExperts(const Launcher& launcher, const ExpertProduct& product, bool swiglu);
+// Both products of a layer, the second of the first one's results: of the same slots and rows.
+struct ExpertProducts {
+  ExpertProduct gate_up;
+  ExpertProduct down;
+  // The grid's own, zeros when it starts.
+  int32_t* num_drawn = nullptr;   // tiles
+  int32_t* num_stored = nullptr;  // [num_experts + 1] warps' parts of gate_up's tiles; shared: last
+};
+
+absl::Status MultiplyExperts(const Launcher& launcher, const ExpertProducts& products);
 
 }  // namespace kernels::cuda
 

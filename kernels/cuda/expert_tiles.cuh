@@ -20,6 +20,7 @@ struct ExpertTile {
   int32_t row_begin;  // of the operand
   int32_t num_rows;
   int32_t column_begin;
+  bool is_down;  // of the second product, where one grid does both
 
   __device__ bool is_shared() const { return expert < 0; }
 };
@@ -94,11 +95,16 @@ class TileOrder {
   }
 
   __device__ int32_t num_turns() const { return num_turns_; }
+  // Of an expert, -1 the shared one.
+  __device__ int32_t TilesOf(int32_t expert) const {
+    return expert < 0 ? shared_tiles_
+                      : (table_.tile_begin[expert + 1] - table_.tile_begin[expert]) * column_tiles_;
+  }
   __device__ ExpertTile TileAt(int32_t turn) const {
     const int32_t before = SharedBefore(turn);
     if (SharedBefore(turn + 1) == before) return RoutedTile(turn - before);
     const Share share(product_.shared_rows, shared_row_tiles_, before % shared_row_tiles_);
-    return {-1, share.begin, share.count, before / shared_row_tiles_ * kColumns};
+    return {-1, share.begin, share.count, before / shared_row_tiles_ * kColumns, false};
   }
 
  private:
@@ -123,7 +129,7 @@ class TileOrder {
     const int32_t within = index - table_.tile_begin[expert] * column_tiles_;
     const Share share(count, num_tiles, within % num_tiles);
     return {expert, table_.slot_begin[expert] + share.begin, share.count,
-            within / num_tiles * kColumns};
+            within / num_tiles * kColumns, false};
   }
 
   const ExpertProduct& product_;

@@ -21,7 +21,7 @@ constexpr int32_t kValues = 8;  // bf16 values that a thread takes at a time
 
 struct Workspace {
   ExpertChoice choice;
-  int32_t* num_drawn;          // [2]: of either product's tiles
+  int32_t* counters;           // [num_experts + 2] of the products' grid
   uint16_t* normed;            // [rows, hidden]
   uint16_t* sorted;            // [slots, hidden]
   uint16_t* activated;         // [slots, intermediate]
@@ -29,6 +29,9 @@ struct Workspace {
   uint16_t* shared_activated;  // [rows, shared intermediate]
   uint16_t* shared_out;        // [rows, hidden]
 };
+
+// ExpertProducts' num_drawn and num_stored.
+__host__ __device__ int32_t NumCounters(int32_t num_experts) { return 1 + num_experts + 1; }
 
 // Sets the pointers of `work` within `base` (null: only measures) and returns the size.
 int64_t LayOut(std::byte* base, int64_t rows, const GateConfig& gate, int64_t hidden,
@@ -40,7 +43,7 @@ int64_t LayOut(std::byte* base, int64_t rows, const GateConfig& gate, int64_t hi
   carver.Take(work.choice.count, gate.num_experts);
   carver.Take(work.choice.slot_row, slots);
   carver.Take(work.choice.slot_of_pair, slots);
-  carver.Take(work.num_drawn, 2);
+  carver.Take(work.counters, NumCounters(gate.num_experts));
   carver.Take(work.normed, rows * hidden);
   carver.Take(work.sorted, slots * hidden);
   carver.Take(work.activated, slots * intermediate);
@@ -50,13 +53,16 @@ int64_t LayOut(std::byte* base, int64_t rows, const GateConfig& gate, int64_t hi
   return carver.size();
 }
 
-// sorted[slot] <- normed[row of slot], num_drawn <- 0; with fp8 or fp4 experts both in the order of
+// sorted[slot] <- normed[row of slot], counters <- 0; with fp8 or fp4 experts both in the order of
 // fragment_order.cuh.  One block a row.
 __global__ void __launch_bounds__(kThreads)
     SortRowsKernel(ExpertChoice choice, uint16_t* normed, uint16_t* sorted, int64_t hidden,
-                   ExpertFormats formats, int32_t* num_drawn) {
+                   ExpertFormats formats, int32_t* counters) {
   WaitForPrevious();
-  if (blockIdx.x == 0 && threadIdx.x < 2) num_drawn[threadIdx.x] = 0;
+  if (blockIdx.x == 0) {
+    const int32_t num_counters = NumCounters(choice.num_experts);
+    for (int32_t i = threadIdx.x; i < num_counters; i += kThreads) counters[i] = 0;
+  }
   const int64_t row = blockIdx.x;
   const int32_t* slots = choice.slot_of_pair + row * choice.top_k;
   const bool reorders = formats != ExpertFormats::kBfloat16;
@@ -247,33 +253,19 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
   RETURN_IF_ERROR(Launch(
       launcher, "moe sort rows", SortRowsKernel,
       {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads, .early = true},
-      work.choice, work.normed, work.sorted, hidden, experts.formats, work.num_drawn));
+      work.choice, work.normed, work.sorted, hidden, experts.formats, work.counters));
 
   const bool has_shared = shared_intermediate > 0;
-  ExpertProduct product;
-  product.count = work.choice.count;
-  product.num_experts = params.gate.num_experts;
-  product.num_slots = slots;
+  ExpertProduct both;
+  both.count = work.choice.count;
+  both.num_experts = params.gate.num_experts;
+  both.num_slots = slots;
   // Worth it from some rows an expert on, and while most experts' weights are read once.
-  product.rows_stay =
-      slots >= 32 * params.gate.num_experts && slots <= 112 * params.gate.num_experts;
-  product.shared_rows = has_shared ? params.num_rows : 0;
-  product.swiglu_limit = params.swiglu_limit;
-  const auto multiply = [&](bool swiglu) -> absl::Status {
-    if (experts.formats == ExpertFormats::kBfloat16) {
-      return MultiplyExperts(launcher, product, swiglu);
-    }
-    QuantizedProduct quantized;
-    quantized.tiles = product;
-    quantized.swiglu = swiglu;
-    quantized.first = swiglu ? experts.routed.gate_scales : experts.routed.down_scales;
-    quantized.second = swiglu ? experts.routed.up_scales : experts.routed.down_scales;
-    quantized.shared_first = swiglu ? experts.shared.gate_scales : experts.shared.down_scales;
-    quantized.shared_second = swiglu ? experts.shared.up_scales : experts.shared.down_scales;
-    return MultiplyQuantizedExperts(launcher, quantized, experts.formats);
-  };
+  both.rows_stay = slots >= 32 * params.gate.num_experts && slots <= 112 * params.gate.num_experts;
+  both.shared_rows = has_shared ? params.num_rows : 0;
+  both.swiglu_limit = params.swiglu_limit;
   const auto set_input = [&](const uint16_t* rows, int64_t depth, const uint16_t* shared_rows,
-                             int64_t shared_depth) -> absl::Status {
+                             int64_t shared_depth, ExpertProduct& product) -> absl::Status {
     product.depth = depth;
     product.shared_depth = shared_depth;
     ASSIGN_OR_RETURN(product.tokens,
@@ -284,27 +276,44 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
                                    {.rows = kTokenStep}));
     return absl::OkStatus();
   };
-  RETURN_IF_ERROR(set_input(work.sorted, hidden, work.normed, hidden));
-  product.first = experts.routed.gate;
-  product.second = experts.routed.up;
-  product.shared_first = experts.shared.gate;
-  product.shared_second = experts.shared.up;
-  product.columns = intermediate;
-  product.shared_columns = shared_intermediate;
-  product.num_drawn = &work.num_drawn[0];
-  product.out = work.activated;
-  product.shared_out = work.shared_activated;
-  RETURN_IF_ERROR(multiply(/*swiglu=*/true));
+  ExpertProducts products{
+      .gate_up = both, .down = both, .num_drawn = work.counters, .num_stored = work.counters + 1};
+  ExpertProduct& gate_up = products.gate_up;
+  RETURN_IF_ERROR(set_input(work.sorted, hidden, work.normed, hidden, gate_up));
+  gate_up.first = experts.routed.gate;
+  gate_up.second = experts.routed.up;
+  gate_up.shared_first = experts.shared.gate;
+  gate_up.shared_second = experts.shared.up;
+  gate_up.columns = intermediate;
+  gate_up.shared_columns = shared_intermediate;
+  gate_up.out = work.activated;
+  gate_up.shared_out = work.shared_activated;
+  ExpertProduct& down = products.down;
   RETURN_IF_ERROR(
-      set_input(work.activated, intermediate, work.shared_activated, shared_intermediate));
-  product.first = product.second = experts.routed.down;
-  product.shared_first = product.shared_second = experts.shared.down;
-  product.columns = hidden;
-  product.shared_columns = has_shared ? hidden : 0;
-  product.num_drawn = &work.num_drawn[1];
-  product.out = work.out;
-  product.shared_out = work.shared_out;
-  RETURN_IF_ERROR(multiply(/*swiglu=*/false));
+      set_input(work.activated, intermediate, work.shared_activated, shared_intermediate, down));
+  down.first = down.second = experts.routed.down;
+  down.shared_first = down.shared_second = experts.shared.down;
+  down.columns = hidden;
+  down.shared_columns = has_shared ? hidden : 0;
+  down.out = work.out;
+  down.shared_out = work.shared_out;
+  if (experts.formats == ExpertFormats::kBfloat16) {
+    RETURN_IF_ERROR(MultiplyExperts(launcher, products));
+  } else {
+    QuantizedProduct quantized;
+    quantized.tiles = gate_up;
+    quantized.swiglu = true;
+    quantized.first = experts.routed.gate_scales;
+    quantized.second = experts.routed.up_scales;
+    quantized.shared_first = experts.shared.gate_scales;
+    quantized.shared_second = experts.shared.up_scales;
+    RETURN_IF_ERROR(MultiplyQuantizedExperts(launcher, quantized, experts.formats));
+    quantized.tiles = down;
+    quantized.swiglu = false;
+    quantized.first = quantized.second = experts.routed.down_scales;
+    quantized.shared_first = quantized.shared_second = experts.shared.down_scales;
+    RETURN_IF_ERROR(MultiplyQuantizedExperts(launcher, quantized, experts.formats));
+  }
   return Launch(
       launcher, "moe combine", CombineKernel,
       {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads, .early = true},

@@ -45,18 +45,14 @@ class TileTurns {
     Arrive(&shared_.given[at_.stage]);
     at_.Advance();
   }
-  // The others, a thread by itself or a warp: take(tile) for every tile.
-  template <typename Take>
-  __device__ void ForEach(bool is_warp, Take take) {
-    for (;;) {
-      WaitFor(&shared_.given[at_.stage], at_.parity);
-      const ExpertTile tile = shared_.tiles[at_.stage];
-      if (is_warp) __syncwarp();
-      if (!is_warp || threadIdx.x % kWarpSize == 0) Arrive(&shared_.taken[at_.stage]);
-      at_.Advance();
-      if (tile.num_rows == 0) return;
-      take(tile);
-    }
+  // The others, a thread by itself or a warp: the next tile; false: there is none.
+  __device__ bool Take(bool is_warp, ExpertTile& tile) {
+    WaitFor(&shared_.given[at_.stage], at_.parity);
+    tile = shared_.tiles[at_.stage];
+    if (is_warp) __syncwarp();
+    if (!is_warp || threadIdx.x % kWarpSize == 0) Arrive(&shared_.taken[at_.stage]);
+    at_.Advance();
+    return tile.num_rows > 0;
   }
 
  private:
