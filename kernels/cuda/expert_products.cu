@@ -122,7 +122,13 @@ __global__ void __launch_bounds__(kTokenTileThreads, 1)
   using Thread = TokenTileThread<kTileTokens>;
   __shared__ TileTable table;
   __shared__ TileTurns::Shared shared_turns;
-  MakeTable(products.gate_up, kTileTokens, table);
+  const ExpertProduct& gate_up = products.gate_up;
+  const int32_t* counts = gate_up.count;
+  if (products.ids != nullptr) {
+    CountSlots(products.ids, static_cast<int32_t>(gate_up.num_slots), gate_up.num_experts, table);
+    counts = table.tile_begin;
+  }
+  MakeTable(gate_up, counts, kTileTokens, table);
   TileTurns turns(shared_turns, products.num_drawn, kTakers);
   Thread thread(AlignedShared<typename Thread::Shared>());
   const auto product_of = [&](const ExpertTile& tile) -> const ExpertProduct& {

@@ -42,6 +42,8 @@ struct ExpertProduct {
 struct ExpertProducts {
   ExpertProduct gate_up;
   ExpertProduct down;
+  const int32_t* ids =
+      nullptr;  // [num_slots] chosen experts, to be counted; null: there is `count`
   // The grid's own, zeros when it starts.
   int32_t* num_drawn = nullptr;   // tiles
   int32_t* num_stored = nullptr;  // [num_experts + 1] warps' parts of gate_up's tiles; shared: last

@@ -31,15 +31,28 @@ struct TileTable {
   int32_t tile_begin[kMaxExperts + 1];
 };
 
-// The first warp's work, before the block's barrier.
-__device__ inline void MakeTable(const ExpertProduct& product, int32_t tile_tokens,
-                                 TileTable& table) {
+// Counts experts' slots from the choices themselves, to where the table will say where their tiles
+// begin; the block's work.
+__device__ inline void CountSlots(const int32_t* ids, int32_t num_slots, int32_t num_experts,
+                                  TileTable& table) {
+  const auto threads = static_cast<int32_t>(blockDim.x);
+  for (int32_t e = threadIdx.x; e < num_experts; e += threads) table.tile_begin[e] = 0;
+  __syncthreads();
+  for (int32_t i = threadIdx.x; i < num_slots; i += threads) {
+    atomicAdd(&table.tile_begin[ids[i]], 1);
+  }
+  __syncthreads();
+}
+
+// The first warp's work, before the block's barrier.  `counts` may be what CountSlots counted.
+__device__ inline void MakeTable(const ExpertProduct& product, const int32_t* counts,
+                                 int32_t tile_tokens, TileTable& table) {
   if (threadIdx.x >= kWarpSize) return;
   const int32_t lane = static_cast<int32_t>(threadIdx.x);
   int32_t slots = 0, tiles = 0;
   for (int32_t begin = 0; begin < product.num_experts; begin += kWarpSize) {
     const int32_t expert = begin + lane;
-    const int32_t count = expert < product.num_experts ? product.count[expert] : 0;
+    const int32_t count = expert < product.num_experts ? counts[expert] : 0;
     const int32_t num_tiles = CeilDiv(count, tile_tokens);
     int32_t slots_to = count, tiles_to = num_tiles;
     for (int32_t offset = 1; offset < kWarpSize; offset *= 2) {

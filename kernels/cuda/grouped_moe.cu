@@ -53,23 +53,56 @@ int64_t LayOut(std::byte* base, int64_t rows, const GateConfig& gate, int64_t hi
   return carver.size();
 }
 
+// Few enough for every row's block to look at all of them.
+constexpr int32_t kFewSlots = 1024;
+constexpr int32_t kMaxFewTopK = 32;
+
+// The slots of a row's pairs: behind those of lower experts, and of the same one's earlier rows.
+// The block's work; `slots` [top_k] shared.
+__device__ void FindSlots(const ExpertChoice& choice, int64_t row, int32_t* slots) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+  const int32_t num_slots = choice.num_slots();
+  for (int32_t k = static_cast<int32_t>(threadIdx.x) / kWarpSize; k < choice.top_k;
+       k += kThreads / kWarpSize) {
+    const auto own = static_cast<int32_t>(row) * choice.top_k + k;
+    const int32_t expert = choice.ids[own];
+    int32_t before = 0;
+#pragma unroll 8
+    for (int32_t pair = lane; pair < num_slots; pair += kWarpSize) {
+      const int32_t id = choice.ids[pair];
+      before += id < expert || (id == expert && pair < own) ? 1 : 0;
+    }
+    before = WarpSum(before);
+    if (lane != 0) continue;
+    slots[k] = before;
+    choice.slot_of_pair[own] = before;
+  }
+  __syncthreads();
+}
+
 // sorted[slot] <- normed[row of slot], counters <- 0; with fp8 or fp4 experts both in the order of
-// fragment_order.cuh.  One block a row.
+// fragment_order.cuh.  Finds the slots first, or they are there.  One block a row.
 __global__ void __launch_bounds__(kThreads)
     SortRowsKernel(ExpertChoice choice, uint16_t* normed, uint16_t* sorted, int64_t hidden,
-                   ExpertFormats formats, int32_t* counters) {
+                   ExpertFormats formats, int32_t* counters, bool finds_slots) {
+  __shared__ int32_t found[kMaxFewTopK];
   WaitForPrevious();
   if (blockIdx.x == 0) {
     const int32_t num_counters = NumCounters(choice.num_experts);
     for (int32_t i = threadIdx.x; i < num_counters; i += kThreads) counters[i] = 0;
   }
   const int64_t row = blockIdx.x;
-  const int32_t* slots = choice.slot_of_pair + row * choice.top_k;
+  const auto load = [&](int64_t i) {
+    return i < hidden ? *reinterpret_cast<const uint4*>(normed + row * hidden + i) : uint4{};
+  };
+  const int64_t first = kValues * int64_t{threadIdx.x};
+  uint4 values = load(first);  // while slots are found
+  const int32_t* slots = finds_slots ? found : choice.slot_of_pair + row * choice.top_k;
+  if (finds_slots) FindSlots(choice, row, found);
   const bool reorders = formats != ExpertFormats::kBfloat16;
   for (int64_t begin = 0; begin < hidden; begin += kValues * kThreads) {
-    const int64_t i = begin + kValues * int64_t{threadIdx.x};
-    uint4 values = {};
-    if (i < hidden) values = *reinterpret_cast<const uint4*>(normed + row * hidden + i);
+    const int64_t i = begin + first;
+    if (begin > 0) values = load(i);
     if (reorders) __syncthreads();  // neighbours have read what is written now
     if (i >= hidden) continue;
     for (int32_t k = 0; k < choice.top_k; ++k) {
@@ -249,11 +282,13 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
   const int64_t slots = work.choice.num_slots();
 
   RETURN_IF_ERROR(RouteGroups(launcher, params, hidden, gate_weight, work.normed, work.choice));
-  RETURN_IF_ERROR(SortByExpert(launcher, work.choice));
+  const bool few = experts.formats == ExpertFormats::kBfloat16 && slots <= kFewSlots &&
+                   work.choice.top_k <= kMaxFewTopK;
+  if (!few) RETURN_IF_ERROR(SortByExpert(launcher, work.choice));
   RETURN_IF_ERROR(Launch(
       launcher, "moe sort rows", SortRowsKernel,
       {.grid = dim3(static_cast<uint32_t>(params.num_rows)), .threads = kThreads, .early = true},
-      work.choice, work.normed, work.sorted, hidden, experts.formats, work.counters));
+      work.choice, work.normed, work.sorted, hidden, experts.formats, work.counters, few));
 
   const bool has_shared = shared_intermediate > 0;
   ExpertProduct both;
@@ -276,8 +311,11 @@ absl::Status GroupedMoe(const Launcher& launcher, const MoeParams& params,
                                    {.rows = kTokenStep}));
     return absl::OkStatus();
   };
-  ExpertProducts products{
-      .gate_up = both, .down = both, .num_drawn = work.counters, .num_stored = work.counters + 1};
+  ExpertProducts products{.gate_up = both,
+                          .down = both,
+                          .ids = few ? work.choice.ids : nullptr,
+                          .num_drawn = work.counters,
+                          .num_stored = work.counters + 1};
   ExpertProduct& gate_up = products.gate_up;
   RETURN_IF_ERROR(set_input(work.sorted, hidden, work.normed, hidden, gate_up));
   gate_up.first = experts.routed.gate;

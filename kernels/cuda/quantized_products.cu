@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, 1) QuantizedKernel(const __grid_cons
     PublishBarriers();
   }
   WaitForPrevious();
-  MakeTable(args.product.tiles, args.tile_tokens, table);
+  MakeTable(args.product.tiles, args.product.tiles.count, args.tile_tokens, table);
   __syncthreads();
   const BlockTiles tiles(args, table);
   QuantizedRing<kFormat> ring(&AlignedShared<std::byte>(), args.tile_tokens, args.num_stages);
