@@ -12,4 +12,6 @@ void LimitHeapArenas() {
   mallopt(M_ARENA_MAX, kMaxHeapArenas);
 }
 
+void TrimHeap() { malloc_trim(0); }
+
 }  // namespace service

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "grpc/support/log.h"
+#include "service/heap.h"
 #include "service/log_format.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
@@ -59,19 +60,22 @@ void BlockTerminationSignals() {
 }
 
 int WaitForTermination(absl::Duration timeout) {
+  static absl::Time next_trim = steady_time::Now() + kHeapTrimInterval;
   const sigset_t set = TerminationSignals();
   const absl::Time end = steady_time::Now() + timeout;
   while (true) {
-    int signal_number;
-    if (timeout == absl::InfiniteDuration()) {
-      signal_number = sigwaitinfo(&set, nullptr);
-    } else {
-      const absl::Duration left = std::max(end - steady_time::Now(), absl::ZeroDuration());
-      const timespec limit = absl::ToTimespec(left);
-      signal_number = sigtimedwait(&set, nullptr, &limit);
-      if (signal_number < 0 && errno == EAGAIN) return 0;
+    absl::Time now = steady_time::Now();
+    if (now >= next_trim) {
+      TrimHeap();
+      now = steady_time::Now();
+      next_trim = now + kHeapTrimInterval;
     }
-    if (signal_number > 0) return signal_number;  // else EINTR, from a debugger
+    const timespec limit =
+        absl::ToTimespec(std::max(std::min(end, next_trim) - now, absl::ZeroDuration()));
+    const int signal_number = sigtimedwait(&set, nullptr, &limit);
+    if (signal_number > 0) return signal_number;
+    if (signal_number < 0 && errno == EAGAIN && steady_time::Now() >= end) return 0;
+    // Else EINTR, from a debugger, or the heap's turn.
   }
 }
 

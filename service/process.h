@@ -38,7 +38,10 @@ std::string LogValue(std::string_view value);
 // Blocks SIGTERM and SIGINT in this thread and every thread made later; ignores SIGPIPE.
 // Call before any thread exists.
 void BlockTerminationSignals();
-// Waits for one of them; returns its number, or 0 when `timeout` passed first.
+// Waits for one of them; returns its number, or 0 when `timeout` passed first.  Every
+// kHeapTrimInterval it trims the heap (heap.h), as the thread has nothing else to do.
+// REQUIRES: called by one thread.
+inline constexpr absl::Duration kHeapTrimInterval = absl::Seconds(10);
 int WaitForTermination(absl::Duration timeout = absl::InfiniteDuration());
 
 // Serves `registry` at http://address/metrics.

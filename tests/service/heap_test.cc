@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <barrier>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <thread>
 #include <vector>
 
@@ -49,6 +51,27 @@ TEST(HeapTest, ACrowdOfThreadsSharesAFewArenas) {
       },
       "");
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)  // they bring a heap of their own
+int64_t ResidentBytes() {
+  int64_t size = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> size >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+TEST(HeapTest, WhatIsFreeBetweenBlocksInUseGoesBackToTheSystem) {
+  constexpr size_t kBlocks = 8000, kBlockBytes = 10000, kKept = 100;
+  std::vector<std::vector<char>> blocks;
+  for (size_t i = 0; i < kBlocks; ++i) blocks.emplace_back(kBlockBytes, 'x');
+  for (size_t i = 0; i < kBlocks; ++i) {
+    if (i % kKept != kKept - 1) std::vector<char>().swap(blocks[i]);
+  }
+  const int64_t before = ResidentBytes();
+  TrimHeap();
+  EXPECT_LT(ResidentBytes(), before - int64_t{kBlocks * kBlockBytes} * 9 / 10);
+}
+#endif
 
 }  // namespace
 }  // namespace service
