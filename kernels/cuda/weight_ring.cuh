@@ -135,14 +135,25 @@ class WeightRing {
     }
     WaitForCopies<kDepth - 1>();
     if constexpr (kScaled) __syncwarp();
+    // A product waits for the one whose sums it adds to, so every second step has sums of its own;
+    // of codes a step's products begin at zero anyhow.
+    constexpr bool kApart = kFormat == WeightFormat::kBfloat16;
+    float odd[kTiles][4] = {};
     if (count >= kSteps) {
-      MultiplySteps<kFormat>(sums, activations, tiles,
+      MultiplySteps<kFormat>(sums, kApart ? odd : sums, activations, tiles,
                              std::make_integer_sequence<int32_t, kSteps>());
     } else {
 #pragma unroll
       for (int32_t s = 0; s < kSteps; ++s) {
         if (s >= count) break;
-        MultiplyOne<kFormat>(sums, activations[s], tiles, s);
+        MultiplyOne<kFormat>(kApart && s % 2 == 1 ? odd : sums, activations[s], tiles, s);
+      }
+    }
+    if constexpr (kApart) {
+#pragma unroll
+      for (int32_t i = 0; i < kTiles; ++i) {
+#pragma unroll
+        for (int32_t j = 0; j < 4; ++j) sums[i][j] += odd[i][j];
       }
     }
     if constexpr (kScaled) __syncwarp();
@@ -166,10 +177,10 @@ class WeightRing {
     (CopyAsyncStreaming<kS * kStepBytes, kS * kRowStepBytes>(to, row), ...);
   }
   template <WeightFormat kFormat, int32_t kTiles, int32_t... kS>
-  __device__ void MultiplySteps(float (&sums)[kTiles][4],
+  __device__ void MultiplySteps(float (&sums)[kTiles][4], float (&odd)[kTiles][4],
                                 const StepActivations<kFormat> (&activations)[kSteps][kTiles],
                                 int32_t tiles, std::integer_sequence<int32_t, kS...>) const {
-    (MultiplyOne<kFormat>(sums, activations[kS], tiles, kS), ...);
+    (MultiplyOne<kFormat>(kS % 2 == 0 ? sums : odd, activations[kS], tiles, kS), ...);
   }
   template <WeightFormat kFormat, int32_t kTiles>
   __device__ void MultiplyOne(float (&sums)[kTiles][4], const StepActivations<kFormat> (&x)[kTiles],
