@@ -16,9 +16,6 @@ namespace {
 constexpr int32_t kHeads = 64;
 constexpr int32_t kDim = 128;
 constexpr int32_t kKeys = kIndexTileKeys;
-constexpr int32_t kWarpgroups = 4;
-constexpr int32_t kThreads = kWarpgroups * kWarpgroupThreads;
-constexpr int32_t kWarps = kThreads / kWarpSize;
 constexpr int32_t kLineBytes = 128;  // of a box: what a swizzle permutes
 constexpr int32_t kStepBytes = 32;   // of a key or query, of one product
 constexpr size_t kBoxAlignment = 1024;
@@ -27,16 +24,33 @@ static_assert(kKeys == kProductRows);
 // Keys are the left operand, from registers; queries the right one, heads its columns.  The order
 // of a key's values is free as long as both agree: thread t of four has the t-th quarter of a key,
 // eight bytes of it in every step.
-template <bool kFloat8>
+template <bool kFloat8_>
 struct Format {
+  static constexpr bool kFloat8 = kFloat8_;
   static constexpr int32_t kKeyBytes = kFloat8 ? kDim : 2 * kDim;
   static constexpr int32_t kSteps = kKeyBytes / kStepBytes;
   static constexpr int32_t kBoxes = kKeyBytes / kLineBytes;
-  static constexpr int32_t kRunRows = kFloat8 ? 8 : 4;
-  static constexpr int32_t kTogether = kFloat8 ? 2 : 1;  // rows of a product
-  static constexpr int32_t kStages = kFloat8 ? 4 : 2;    // tiles on the way to a warpgroup
+};
+
+// What a block has: warpgroups, tiles on the way to each of them, rows of a run and of a product.
+template <bool kFloat8, int32_t kWarpgroups_, int32_t kStages_, int32_t kRunRows_,
+          int32_t kTogether_, int32_t kBlocks_>
+struct Form : Format<kFloat8> {
+  static constexpr int32_t kWarpgroups = kWarpgroups_;
+  static constexpr int32_t kThreads = kWarpgroups * kWarpgroupThreads;
+  static constexpr int32_t kWarps = kThreads / kWarpSize;
+  static constexpr int32_t kStages = kStages_;
+  static constexpr int32_t kRunRows = kRunRows_;
+  static constexpr int32_t kTogether = kTogether_;
+  static constexpr int32_t kBlocks = kBlocks_;  // a multiprocessor has room for
   using Cursor = RunCursor<kRunRows>;
 };
+using Bfloat16Keys = Form<false, 4, 2, 4, 1, 1>;
+using ManyRows = Form<true, 4, 4, 8, 2, 1>;
+// For few rows: a multiprocessor has room for the next kernel's block too, which is there and knows
+// what to send for when this one's ends.
+using FewRows = Form<true, 2, 4, 4, 1, 2>;
+constexpr int32_t kFewRows = 8;
 
 template <bool kFloat8>
 struct Tile {
@@ -44,15 +58,14 @@ struct Tile {
   float scales[kKeys];  // of fp8 keys
 };
 
-template <bool kFloat8>
+template <typename F>
 struct Shared {
-  using F = Format<kFloat8>;
   std::byte q[F::kRunRows / F::kTogether][F::kBoxes][F::kTogether * kHeads * kLineBytes];
-  Tile<kFloat8> tiles[kWarpgroups][F::kStages];
+  Tile<F::kFloat8> tiles[F::kWarpgroups][F::kStages];
   float weights[F::kRunRows][kHeads];  // in the order of WeightPlace
   int32_t num_keys[F::kRunRows];       // that a row scores
-  int32_t warp_tiles[kWarps];
-  Barrier full[kWarpgroups][F::kStages];
+  int32_t warp_tiles[F::kWarps];
+  Barrier full[F::kWarpgroups][F::kStages];
 };
 
 // A thread's heads of two groups of eight, 8 j + 2 t and the next one, lie side by side.
@@ -77,11 +90,10 @@ __device__ Scale ScaleOf(float amax) {
 
 // Queries and weights of the run's rows, and how many keys of each are scored.  fp8: a head's
 // query has a scale of its own, a power of two, which its weight takes up.
-template <bool kFloat8>
-__device__ void LoadRows(Shared<kFloat8>& shared, const IndexerLogitsParams& params,
+template <typename F>
+__device__ void LoadRows(Shared<F>& shared, const IndexerLogitsParams& params,
                          const IndexRun& run) {
-  using F = Format<kFloat8>;
-  constexpr int32_t kHeadsOfWarp = kHeads / kWarps;
+  constexpr int32_t kHeadsOfWarp = CeilDiv(kHeads, F::kWarps);
   constexpr int32_t kParts = F::kKeyBytes / 4 / kWarpSize;  // words of a lane
   constexpr int32_t kValues = kDim / kWarpSize / kParts;    // of a word
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
@@ -94,11 +106,12 @@ __device__ void LoadRows(Shared<kFloat8>& shared, const IndexerLogitsParams& par
 #pragma unroll
     for (int32_t i = 0; i < kHeadsOfWarp; ++i) {
       const int32_t head = warp * kHeadsOfWarp + i;
+      if (head >= kHeads) break;
       const float* q = params.q + from * params.q_row_stride + head * params.q_head_stride;
 #pragma unroll
       for (int32_t part = 0; part < kParts; ++part) {
         const int32_t at = kValues * (part * kWarpSize + lane);
-        if constexpr (kFloat8) {
+        if constexpr (F::kFloat8) {
           const float4 four = __ldcg(reinterpret_cast<const float4*>(q + at));
           values[i][part][0] = four.x, values[i][part][1] = four.y;
           values[i][part][2] = four.z, values[i][part][3] = four.w;
@@ -112,8 +125,9 @@ __device__ void LoadRows(Shared<kFloat8>& shared, const IndexerLogitsParams& par
 #pragma unroll
     for (int32_t i = 0; i < kHeadsOfWarp; ++i) {
       const int32_t head = warp * kHeadsOfWarp + i;
+      if (head >= kHeads) break;
       uint32_t words[kParts];
-      if constexpr (kFloat8) {
+      if constexpr (F::kFloat8) {
         const float(&v)[kValues] = values[i][0];
         float amax = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
         amax = __uint_as_float(__reduce_max_sync(kFullWarp, __float_as_uint(amax)));
@@ -165,10 +179,8 @@ __device__ CachePolicy EvictNormal() {
 
 // What sends for a warpgroup's tiles: one of its warps.  A tile comes in pieces of one block each,
 // and lanes look up several tiles' pieces at a time.
-template <bool kFloat8>
+template <typename F>
 class Sender {
-  using F = Format<kFloat8>;
-
  public:
   __device__ Sender(const IndexerLogitsParams& params, Fault* fault, int32_t end,
                     const typename F::Cursor& cursor, const IndexRun& run)
@@ -182,25 +194,25 @@ class Sender {
 
   // Has the keys of tile `index` and their scales brought; the next call is for the warpgroup's
   // next tile.
-  __device__ void Send(int32_t index, Tile<kFloat8>& to, Barrier* full) {
+  __device__ void Send(int32_t index, Tile<F::kFloat8>& to, Barrier* full) {
     if (index >= end_) return;
     if (index >= found_end_) Find(index);
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-    const int32_t piece = lane - (index - found_begin_) / kWarpgroups * pieces_;
+    const int32_t piece = lane - (index - found_begin_) / F::kWarpgroups * pieces_;
     if (piece < 0 || piece >= pieces_) return;
     std::byte* keys = to.keys + piece * piece_keys_ * F::kKeyBytes;
     float* scales = to.scales + piece * piece_keys_;
     if (from_ == nullptr) return SendNothing(keys, scales, full);
     const auto key_bytes = static_cast<uint32_t>(piece_keys_ * F::kKeyBytes);
-    const auto scale_bytes = static_cast<uint32_t>(kFloat8 ? piece_keys_ * sizeof(float) : 0);
+    const auto scale_bytes = static_cast<uint32_t>(F::kFloat8 ? piece_keys_ * sizeof(float) : 0);
     // Keys that one row alone sees are read once.
     const CachePolicy policy = run_.num_rows == 1 ? EvictFirst() : EvictNormal();
     ArriveAndExpect(full, key_bytes + scale_bytes);
-    if (kFloat8 && pieces_ == 1 && to_scales_ == kKeys * F::kKeyBytes) {  // one after the other
+    if (F::kFloat8 && pieces_ == 1 && to_scales_ == kKeys * F::kKeyBytes) {  // one after the other
       return CopyBytes(keys, from_, key_bytes + scale_bytes, full, policy);
     }
     CopyBytes(keys, from_, key_bytes, full, policy);
-    if (kFloat8) CopyBytes(scales, from_ + to_scales_, scale_bytes, full, policy);
+    if (F::kFloat8) CopyBytes(scales, from_ + to_scales_, scale_bytes, full, policy);
   }
 
  private:
@@ -210,8 +222,8 @@ class Sender {
     const KvPages& pages = params_.pages;
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
     found_begin_ = index;
-    found_end_ = min(run_.end_tile, index + kWarpSize / pieces_ * kWarpgroups);
-    const int32_t tile = index + lane / pieces_ * kWarpgroups;
+    found_end_ = min(run_.end_tile, index + kWarpSize / pieces_ * F::kWarpgroups);
+    const int32_t tile = index + lane / pieces_ * F::kWarpgroups;
     const int32_t key = (tile - run_.first_tile) * kKeys + lane % pieces_ * piece_keys_;
     from_ = nullptr;
     if (tile >= min(found_end_, end_) || key >= run_.num_keys) return;
@@ -246,8 +258,8 @@ class Sender {
   const int32_t piece_keys_;
   const int32_t pieces_;
   IndexRun run_;
-  // Tiles whose pieces the lanes have, every kWarpgroups-th from the first; of this lane's: where
-  // its keys are, null if nowhere, and how much further their scales.
+  // Tiles whose pieces the lanes have, every F::kWarpgroups-th from the first; of this lane's:
+  // where its keys are, null if nowhere, and how much further their scales.
   int32_t found_begin_ = 0, found_end_ = 0;
   const std::byte* from_ = nullptr;
   int32_t to_scales_ = 0;
@@ -298,10 +310,8 @@ __device__ void SumHeads(const float* d, const float* weights, float (&sums)[2])
 
 // The logit, but for the key's scale, of one of this thread's two keys (t % 2) and one of `kRows`
 // rows (t / 2); of one row in t and t + 2.
-template <bool kFloat8, int32_t kRows>
-__device__ float Score(const Shared<kFloat8>& shared, int32_t row,
-                       const uint32_t (&a)[Format<kFloat8>::kSteps][4]) {
-  using F = Format<kFloat8>;
+template <typename F, int32_t kRows>
+__device__ float Score(const Shared<F>& shared, int32_t row, const uint32_t (&a)[F::kSteps][4]) {
   float d[kRows * kHeads / 2];
   KeepSums(d);
   BeginProducts();
@@ -310,7 +320,7 @@ __device__ float Score(const Shared<kFloat8>& shared, int32_t row,
     constexpr int32_t kOfLine = kLineBytes / kStepBytes;
     const uint64_t b = DescribeRows(shared.q[row / F::kTogether][s / kOfLine]) +
                        static_cast<uint64_t>(s % kOfLine * kStepBytes / 16);
-    if constexpr (kFloat8) {
+    if constexpr (F::kFloat8) {
       MultiplyFloat8(d, a[s], b, s > 0);
     } else {
       MultiplyNarrow(d, a[s], b, s > 0);
@@ -336,18 +346,17 @@ __device__ float Score(const Shared<kFloat8>& shared, int32_t row,
   }
 }
 
-template <bool kFloat8>
-__global__ void __launch_bounds__(kThreads, 1)
+template <typename F>
+__global__ void __launch_bounds__(F::kThreads, F::kBlocks)
     IndexProductsKernel(const __grid_constant__ IndexerLogitsParams params, Fault* fault) {
-  using F = Format<kFloat8>;
   const uint32_t behind_boundary = SharedAddress(DynamicShared()) % kBoxAlignment;
-  auto& shared = *reinterpret_cast<Shared<kFloat8>*>(
-      DynamicShared() + (kBoxAlignment - behind_boundary) % kBoxAlignment);
+  auto& shared = *reinterpret_cast<Shared<F>*>(DynamicShared() +
+                                               (kBoxAlignment - behind_boundary) % kBoxAlignment);
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
   const int32_t warpgroup = Common(thread / kWarpgroupThreads);
   // Another one of each warpgroup, for these warps are busier.
   const bool sends = Common(thread / kWarpSize % 4) == warpgroup;
-  if (thread < kWarpgroups * F::kStages) {
+  if (thread < F::kWarpgroups * F::kStages) {
     InitBarrier(&shared.full[thread / F::kStages][thread % F::kStages],
                 kKeys / min(params.pages.block_size, kKeys));
   }
@@ -359,10 +368,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (share.begin == share.end) return;
   // Every kWarpgroups-th tile is this warpgroup's.
   int32_t index = share.begin + warpgroup;
-  Sender<kFloat8> sender(params, fault, share.end, share.cursor, run);
+  Sender<F> sender(params, fault, share.end, share.cursor, run);
   if (sends) {
     for (int32_t stage = 0; stage < F::kStages; ++stage) {
-      sender.Send(index + stage * kWarpgroups, shared.tiles[warpgroup][stage],
+      sender.Send(index + stage * F::kWarpgroups, shared.tiles[warpgroup][stage],
                   &shared.full[warpgroup][stage]);
     }
   }
@@ -374,15 +383,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     LoadRows(shared, params, run);
     __syncthreads();
     const int32_t end = min(run.end_tile, share.end);
-    for (; index < end; index += kWarpgroups) {
+    for (; index < end; index += F::kWarpgroups) {
       Barrier* full = &shared.full[warpgroup][position.stage];
-      Tile<kFloat8>& tile = shared.tiles[warpgroup][position.stage];
+      Tile<F::kFloat8>& tile = shared.tiles[warpgroup][position.stage];
       uint32_t a[F::kSteps][4];
       WaitFor(full, position.parity);
       TakeKeys(tile, first_key, a);
-      const float scale = params.scale * (kFloat8 ? tile.scales[my_key] : 1.0f);
+      const float scale = params.scale * (F::kFloat8 ? tile.scales[my_key] : 1.0f);
       SyncWarpgroup(warpgroup);
-      if (sends) sender.Send(index + F::kStages * kWarpgroups, tile, full);
+      if (sends) sender.Send(index + F::kStages * F::kWarpgroups, tile, full);
       position.Advance();
       const int32_t key = (index - run.first_tile) * kKeys + my_key;
       const auto store = [&](int32_t row, float score) {
@@ -393,12 +402,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       if constexpr (F::kTogether == 2) {
 #pragma unroll 1
         for (; row + 1 < run.num_rows; row += 2) {
-          store(row + t / 2, Score<kFloat8, 2>(shared, row, a));
+          store(row + t / 2, Score<F, 2>(shared, row, a));
         }
       }
 #pragma unroll 1
       for (; row < run.num_rows; ++row) {
-        const float score = Score<kFloat8, 1>(shared, row, a);
+        const float score = Score<F, 1>(shared, row, a);
         if (t < 2) store(row, score);
       }
     }
@@ -426,17 +435,16 @@ bool CanRunIndexProducts(const IndexerLogitsParams& params) {
 absl::Status IndexProducts(const Launcher& launcher, const IndexerLogitsParams& params) {
   const int64_t tiles = CeilDiv(params.logits_stride, int64_t{kKeys}) * params.rows.num_rows;
   const auto blocks = static_cast<uint32_t>(std::min<int64_t>(tiles, launcher.device.num_sms));
-  const auto launch = [&](auto kernel, size_t shared_bytes) {
-    return Launch(launcher, "indexer_logits", kernel,
+  const auto launch = [&]<typename F>(F) {
+    return Launch(launcher, "indexer_logits", IndexProductsKernel<F>,
                   {.grid = dim3(blocks),
-                   .threads = kThreads,
-                   .shared_bytes = shared_bytes + kBoxAlignment,
+                   .threads = F::kThreads,
+                   .shared_bytes = sizeof(Shared<F>) + kBoxAlignment,
                    .early = true},
                   params, launcher.device.fault);
   };
-  return params.pages.format == KvFormat::kFp8IndexKey
-             ? launch(IndexProductsKernel<true>, sizeof(Shared<true>))
-             : launch(IndexProductsKernel<false>, sizeof(Shared<false>));
+  if (params.pages.format != KvFormat::kFp8IndexKey) return launch(Bfloat16Keys());
+  return params.rows.num_rows <= kFewRows ? launch(FewRows()) : launch(ManyRows());
 }
 
 }  // namespace kernels::cuda
