@@ -73,11 +73,17 @@ class SparseAttention {
       : shared_(shared), scale_log2_(softmax_scale * 1.44269504f), num_keys_(num_keys) {}
 
   __device__ void AttendKeys() {
-    const int32_t num_steps = CeilDiv(num_keys_, kSparseKeys);
-    int32_t step = 0;
     uint32_t parity = 0;
-    for (; step + 1 < num_steps; step += 2, parity ^= 1) AttendTwoSteps(step, parity);
-    if (step < num_steps) AttendLastStep(step, parity);
+    for (int32_t left = num_keys_; left > 0; left -= 2 * kSparseKeys, parity ^= 1) {
+      const bool has_odd_step = left > kSparseKeys;
+      if constexpr (kGroup == 0) {
+        WeighOwn(0, left, parity);
+        if (has_odd_step) TakeOthers(1, parity);
+      } else {
+        TakeOthers(0, parity);
+        if (has_odd_step) WeighOwn(1, left - kSparseKeys, parity);
+      }
+    }
   }
 
   // Divides by the sums, with the sinks of these heads (null: none), and gives the rows' lse.
@@ -122,34 +128,9 @@ class SparseAttention {
     }
   }
 
-  __device__ void Store(const SparseTarget& target, int32_t num_heads) const {
-#pragma unroll
-    for (int32_t i = 0; i < 2; ++i) {
-      if (Head(i) >= num_heads) continue;
-      float* to = target.values + Head(i) * target.head_stride + kGroup * (kSparseValueDim / 2) +
-                  2 * (thread_ % 4);
-#pragma unroll
-      for (int32_t j = 0; j < kProductSums / 4; ++j) {
-        const int32_t at = 4 * j + 2 * i;
-        *reinterpret_cast<float2*>(to + 8 * j) = make_float2(low_[at], low_[at + 1]);
-        *reinterpret_cast<float2*>(to + kProductColumns + 8 * j) =
-            make_float2(high_[at], high_[at + 1]);
-      }
-    }
-  }
-
-  __device__ void StoreLse(const SparseTarget& target, int32_t num_heads,
-                           const float (&lse)[2]) const {
-    if (target.lse == nullptr || thread_ % 4 != 0) return;
-#pragma unroll
-    for (int32_t i = 0; i < 2; ++i) {
-      if (Head(i) < num_heads) target.lse[Head(i) * target.lse_stride] = lse[i];
-    }
-  }
-
-  // Leaves the values where FoldParts looks for them.
+  // Leaves the values where keys were, for StorePart or FoldParts.  REQUIRES: Divide, for which
+  // both warpgroups have read their keys.
   __device__ void Leave(const SparsePartResult& result, const float (&lse)[2]) const {
-    Sync(kBothGroups);  // keys are read
 #pragma unroll
     for (int32_t i = 0; i < 2; ++i) {
       const int32_t head = Head(i);
@@ -177,55 +158,24 @@ class SparseAttention {
   // until then weights are larger than 1, and sums need not be rescaled.
   static constexpr float kSlack = 8;
 
-  // Steps `step`, which is even, and the one after it.
-  __device__ void AttendTwoSteps(int32_t step, uint32_t parity) {
+  // A step that is this warpgroup's to weigh, and one that is the other's.
+  __device__ void WeighOwn(int32_t stage, int32_t left, uint32_t parity) {
     uint32_t weights[kSparseSteps16][4];
     float shrink[2];
-    if constexpr (kGroup == 0) {
-      BeginScores(0, parity);
-      WaitForProducts<0>();
-      Weigh(step, weights, shrink);
-      RescaleIfNeeded(shrink);
-      BeginValues(0, weights);
-      WaitForValues(0);
-      TakeBases(shrink);
-      TakeWeights(weights);
-      RescaleIfNeeded(shrink);
-      WaitForKeys<kFormat, kBlocks>(shared_, 1, parity);
-      BeginValues(1, weights);
-      WaitForValues(1);
-    } else {
-      TakeBases(shrink);
-      TakeWeights(weights);
-      RescaleIfNeeded(shrink);
-      WaitForKeys<kFormat, kBlocks>(shared_, 0, parity);
-      BeginValues(0, weights);
-      WaitForValues(0);
-      BeginScores(1, parity);
-      WaitForProducts<0>();
-      Weigh(step + 1, weights, shrink);
-      RescaleIfNeeded(shrink);
-      BeginValues(1, weights);
-      WaitForValues(1);
-    }
-  }
-
-  // A last step, which is even.
-  __device__ void AttendLastStep(int32_t step, uint32_t parity) {
-    uint32_t weights[kSparseSteps16][4];
-    float shrink[2];
-    if constexpr (kGroup == 0) {
-      BeginScores(0, parity);
-      WaitForProducts<0>();
-      Weigh(step, weights, shrink);
-    } else {
-      TakeBases(shrink);
-      TakeWeights(weights);
-      WaitForKeys<kFormat, kBlocks>(shared_, 0, parity);
-    }
+    BeginScores(stage, parity);
+    WaitForProducts<0>();
+    Weigh(left, weights, shrink);
     RescaleIfNeeded(shrink);
-    BeginValues(0, weights);
-    WaitForValues(0);
+    AddValues(stage, weights);
+  }
+  __device__ void TakeOthers(int32_t stage, uint32_t parity) {
+    uint32_t weights[kSparseSteps16][4];
+    float shrink[2];
+    TakeBases(shrink);
+    TakeWeights(weights);
+    RescaleIfNeeded(shrink);
+    WaitForKeys<kFormat, kBlocks>(shared_, stage, parity);
+    AddValues(stage, weights);
   }
 
   __device__ void BeginScores(int32_t stage, uint32_t parity) {
@@ -243,10 +193,10 @@ class SparseAttention {
     CommitProducts();
   }
 
-  // Scores -> weights, for both warpgroups.  `shrink`: what earlier weights are worth now.
-  __device__ void Weigh(int32_t step, uint32_t (&weights)[kSparseSteps16][4], float (&shrink)[2]) {
+  // Scores -> weights, for both warpgroups.  `left`: how many keys there are from the step's first
+  // one on; `shrink`: what earlier weights are worth now.
+  __device__ void Weigh(int32_t left, uint32_t (&weights)[kSparseSteps16][4], float (&shrink)[2]) {
     KeepSums(scores_);
-    const int32_t left = num_keys_ - step * kSparseKeys;
     if (left < kSparseKeys) {
 #pragma unroll
       for (int32_t j = 0; j < 32; ++j) {
@@ -330,8 +280,9 @@ class SparseAttention {
     if (__any_sync(kFullWarp, factor[0] != 1 || factor[1] != 1)) Rescale(factor);
   }
 
-  // This warpgroup's half of the values.
-  __device__ void BeginValues(int32_t stage, const uint32_t (&weights)[kSparseSteps16][4]) {
+  // This warpgroup's half of the values.  Then the stage is free, as far as this warpgroup is
+  // concerned.
+  __device__ void AddValues(int32_t stage, const uint32_t (&weights)[kSparseSteps16][4]) {
     KeepSums(low_);
     KeepSums(high_);
     BeginProducts();
@@ -344,9 +295,6 @@ class SparseAttention {
       MultiplyColumns(high_, weights[k], Further(values, at + 2 * kBoxElements));
     }
     CommitProducts();
-  }
-  // Then the stage is free, as far as this warpgroup is concerned.
-  __device__ void WaitForValues(int32_t stage) {
     WaitForProducts<0>();
     KeepSums(low_);
     KeepSums(high_);

@@ -12,6 +12,7 @@
 #include "kernels/cuda/fault.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/sparse_latent.h"
+#include "kernels/cuda/sparse_list.cuh"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/warpgroup_product.cuh"
 
@@ -33,6 +34,14 @@ inline constexpr int32_t kSparseThreads = 2 * kWarpgroupThreads + kGatherThreads
 inline constexpr int32_t kSparseProductWarps = 2 * kWarpgroupThreads / kWarpSize;
 static_assert(kSparseKeys == kBoxRows && kSparseHeads == kBoxRows);
 
+// A row's entries: number i is slots[s][i], of source s, which is the second one from first_count
+// on.
+struct SparseEntries {
+  const int32_t* slots[2];
+  int32_t first_count;
+  int32_t count;
+};
+
 // Boxes are as the copy engine would have written them (tensor_map.h).
 template <int32_t kBoxes>
 struct SparseShared {
@@ -42,6 +51,8 @@ struct SparseShared {
   // of the products with values, and what they are relative to.
   uint4 weights[kSparseSteps16][kWarpgroupThreads];
   float2 bases[kWarpgroupThreads];
+  SparseEntries entries;
+  RowListers<kGatherThreads>::Shared listers;
   Barrier full[kSparseStages], empty[kSparseStages];
 };
 inline constexpr size_t kBoxAlignment = 1024;  // bytes
@@ -63,6 +74,17 @@ enum SparseBarrier : int32_t { kBothGroups = 1, kFirstWeighs, kSecondWeighs };
 __device__ inline void Sync(SparseBarrier barrier) {
   asm volatile("bar.sync %0, %1;" : : "r"(barrier), "n"(2 * kWarpgroupThreads) : "memory");
 }
+// Of the one that gathers.
+__device__ inline void SyncGatherers() {
+  asm volatile("bar.sync 4, %0;" : : "n"(kGatherThreads) : "memory");
+}
+// The block's entries have been found: the one that gathers says so to the others.
+__device__ inline void PassEntries() {
+  asm volatile("bar.arrive 5, %0;" : : "n"(kSparseThreads) : "memory");
+}
+__device__ inline void WaitForEntries() {
+  asm volatile("bar.sync 5, %0;" : : "n"(kSparseThreads) : "memory");
+}
 __device__ inline void Pass(SparseBarrier barrier) {
   asm volatile("bar.arrive %0, %1;" : : "r"(barrier), "n"(2 * kWarpgroupThreads) : "memory");
 }
@@ -74,9 +96,7 @@ struct SparsePart {
   __device__ int32_t num_steps() const { return CeilDiv(end - begin, kSparseKeys); }
 };
 
-__device__ inline SparsePart SparsePartOf(const SparseArgs& args, int32_t row, int32_t part,
-                                          int32_t num_parts) {
-  const int32_t count = args.list.counts[2 * row] + args.list.counts[2 * row + 1];
+__device__ inline SparsePart SparsePartOf(int32_t count, int32_t part, int32_t num_parts) {
   const int32_t share = CeilDiv(CeilDiv(count, kSparseKeys), num_parts) * kSparseKeys;
   const int32_t begin = min(part * share, count);
   return {begin, min(begin + share, count)};

@@ -138,7 +138,6 @@ absl::Status SparseDecode(const Launcher& launcher, const SparseDecodeParams& pa
   Workspace work;
   LayOut(params.workspace, params.num_rows, WidthOf(params), params.num_heads, params.value_dim,
          work);
-  RETURN_IF_ERROR(ListEntries(launcher, params, work.list));
   Values values{params.out, params.out_row_stride, params.out_head_stride};
   if (params.w_uv != nullptr) {
     values = {work.values, int64_t{params.num_heads} * params.value_dim, params.value_dim};
@@ -147,6 +146,7 @@ absl::Status SparseDecode(const Launcher& launcher, const SparseDecodeParams& pa
     RETURN_IF_ERROR(SparseLatent(launcher, params, work.list, work.parts, values.data,
                                  values.row_stride, values.head_stride));
   } else {
+    RETURN_IF_ERROR(ListEntries(launcher, params, work.list));
     RETURN_IF_ERROR(RunGeneral(launcher, params, work.list, values));
   }
   if (params.w_uv == nullptr) return absl::OkStatus();

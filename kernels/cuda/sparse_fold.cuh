@@ -53,6 +53,30 @@ __device__ inline int32_t PlaceInPart(int32_t head, int32_t column) {
   return head * kSparseValueDim + (column ^ head % 8 * 8);
 }
 
+// Stores a part as it is, whole lines at a time: threads that attend have eight rows of a line's
+// quarter each.  Of all warps that attend, after a barrier of theirs.
+__device__ inline void StorePart(const SparsePartResult& own, int32_t num_heads,
+                                 const SparseTarget& target) {
+  constexpr int32_t kPieces = kSparseValueDim / 4 / kWarpSize;  // of a lane, 4 values each
+  const int32_t column = 4 * (static_cast<int32_t>(threadIdx.x) % kWarpSize);
+#pragma unroll 2
+  for (int32_t head = static_cast<int32_t>(threadIdx.x) / kWarpSize; head < num_heads;
+       head += kSparseProductWarps) {
+    float* to = target.values + head * target.head_stride;
+#pragma unroll
+    for (int32_t j = 0; j < kPieces; ++j) {
+      const int32_t at = column + 4 * kWarpSize * j;
+      *reinterpret_cast<float4*>(to + at) =
+          *reinterpret_cast<const float4*>(own.values + PlaceInPart(head, at));
+    }
+  }
+  if (target.lse == nullptr) return;
+  for (int32_t head = static_cast<int32_t>(threadIdx.x); head < num_heads;
+       head += 2 * kWarpgroupThreads) {
+    target.lse[head * target.lse_stride] = own.lse[head];
+  }
+}
+
 // Folds this block's share of the heads into `target`, which is the row's.  Of all
 // warps that attend, between two barriers of the cluster.
 __device__ inline void FoldParts(const SparsePartResult& own, const SparseArgs& args, int32_t row,

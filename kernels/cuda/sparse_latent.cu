@@ -27,15 +27,19 @@ constexpr int32_t kGatherRegisters = kFormat == KvFormat::kBfloat16 ? 72
 template <KvFormat kFormat, int32_t kBlocks>
 constexpr int32_t kAttendRegisters = (3 * 168 - kGatherRegisters<kFormat, kBlocks>) / 2;
 
+// The block's dynamic shared memory.  Nothing else stands before it, so it begins where a box may:
+// an address that is known, and occupies no registers.
+__device__ inline std::byte* SharedBoxes() {
+  extern __shared__ __align__(kBoxAlignment) std::byte shared_boxes[];
+  return shared_boxes;
+}
+
 // Grid: tiles of heads, parts of a row, rows.  A cluster is kBlocks neighbouring tiles, which share
 // the gathering of their row's keys, or all parts of a row if it folds them.
 template <KvFormat kFormat, int32_t kBoxes, int32_t kBlocks>
 __global__ void __launch_bounds__(kSparseThreads, 1)
     SparseLatentKernel(const __grid_constant__ SparseArgs args) {
-  // Not through an integer, or accesses would not be known to be to shared memory.
-  std::byte* const dynamic = DynamicShared();
-  auto& shared = *reinterpret_cast<SparseShared<kBoxes>*>(
-      dynamic + (kBoxAlignment - SharedAddress(dynamic) % kBoxAlignment) % kBoxAlignment);
+  auto& shared = *reinterpret_cast<SparseShared<kBoxes>*>(SharedBoxes());
   if (threadIdx.x == 0) {
     for (int32_t s = 0; s < kSparseStages; ++s) {
       InitBarrier(&shared.full[s], kGatherArrivals<kFormat>);
@@ -52,19 +56,24 @@ __global__ void __launch_bounds__(kSparseThreads, 1)
   const int32_t first_head = static_cast<int32_t>(blockIdx.x) * kSparseHeads;
   const int32_t num_heads = min(kSparseHeads, params.num_heads - first_head);
   const int32_t row = static_cast<int32_t>(blockIdx.z);
-  const bool gathers = threadIdx.x >= 2 * kWarpgroupThreads;
-  // Queries are older than the list, so they can be loaded while it is made.
-  if (!gathers) LoadQueries(shared, params, row, first_head);
+  const auto part_of = [&] {
+    return SparsePartOf(shared.entries.count, static_cast<int32_t>(blockIdx.y),
+                        static_cast<int32_t>(gridDim.y));
+  };
   WaitForPrevious();
-  const SparsePart part =
-      SparsePartOf(args, row, static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(gridDim.y));
-  if (gathers) {
+  if (threadIdx.x >= 2 * kWarpgroupThreads) {
+    FindEntries(shared, args, row);
+    PassEntries();
     GiveRegisters<kGatherRegisters<kFormat, kBlocks>>();
-    if (part.begin < part.end) GatherKeys<kFormat, kBlocks>(shared, args, row, part);
+    const SparsePart part = part_of();
+    if (part.begin < part.end) GatherKeys<kFormat, kBlocks>(shared, args, part);
     if (args.folds) ClusterBarrier();
     if (kBlocks > 1 || args.folds) ClusterBarrier();
     return;
   }
+  LoadQueries(shared, params, row, first_head);
+  WaitForEntries();
+  const SparsePart part = part_of();
   TakeRegisters<kAttendRegisters<kFormat, kBlocks>>();
   const SparsePartResult result = PartResult(shared);
   const auto attend = [&]<int32_t kGroup>() {
@@ -74,12 +83,13 @@ __global__ void __launch_bounds__(kSparseThreads, 1)
     const SparseTarget target = TargetOf(args, row, first_head);
     float lse[2];
     attention.Divide(params.softmax_scale, args.folds ? nullptr : target.sink, num_heads, lse);
-    if (args.folds) return attention.Leave(result, lse);
-    if (kGroup == 0) attention.StoreLse(target, num_heads, lse);
-    if (kGroup == 1 && target.rotate_back) {
+    if (kGroup == 1 && target.rotate_back && !args.folds) {
       attention.RotateValuesBack(params.inverse_rope, params.positions[row]);
     }
-    attention.Store(target, num_heads);
+    attention.Leave(result, lse);
+    if (args.folds) return;
+    Sync(kBothGroups);
+    StorePart(result, num_heads, target);
   };
   if (part.begin < part.end) {
     if (threadIdx.x < kWarpgroupThreads) {
@@ -131,7 +141,7 @@ absl::Status RunParts(const Launcher& launcher, SparseArgs args, int32_t num_par
                   static_cast<uint32_t>(num_parts), static_cast<uint32_t>(args.params.num_rows));
   RETURN_IF_ERROR(LaunchInClusters(launcher, SparseLatentKernel<kFormat, kBoxes, kBlocks>, grid,
                                    dim3(kBlocks, args.folds ? kFoldedParts : 1),
-                                   sizeof(SparseShared<kBoxes>) + kBoxAlignment, args));
+                                   sizeof(SparseShared<kBoxes>), args));
   if (num_parts == 1 || args.folds) return absl::OkStatus();
   return CombineSparseParts(launcher, args, num_parts);
 }

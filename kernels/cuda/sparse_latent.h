@@ -31,8 +31,8 @@ inline constexpr int32_t kMaxSparseParts = 132;
 
 bool CanRunSparseLatent(const SparseDecodeParams& params);
 
-// values [num_rows, num_heads, 512]: before W_UV, and after sink and inverse rotation.  REQUIRES:
-// CanRunSparseLatent.
+// values [num_rows, num_heads, 512]: before W_UV, and after sink and inverse rotation.  `list`:
+// room, for rows whose lists have something between their entries.  REQUIRES: CanRunSparseLatent.
 absl::Status SparseLatent(const Launcher& launcher, const SparseDecodeParams& params,
                           const SparseList& list, const SparseParts& parts, float* values,
                           int64_t row_stride, int64_t head_stride);

@@ -1,5 +1,5 @@
-// The entries that rows attend, without what is no entry between them: made once a call from the
-// sources' lists of indices.
+// The entries that rows attend, without what is no entry between them: made from the sources' lists
+// of indices by a kernel before the general form's, by the tensor-core form's blocks themselves.
 
 #ifndef KERNELS_CUDA_SPARSE_LIST_H_
 #define KERNELS_CUDA_SPARSE_LIST_H_

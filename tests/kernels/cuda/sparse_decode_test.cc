@@ -286,6 +286,15 @@ TEST_P(CudaSparseLatentTest, TwoPartsOfARow) {
   EXPECT_TRUE(BitEqual(Run(c), folded));
 }
 
+// Lists without holes are read where they stand, others are listed anew.
+TEST_P(CudaSparseLatentTest, HolesInTheListsDoNotShow) {
+  Case c = Make(128, {1, 63, 300, 0, 2000});
+  const std::vector<float> with_holes = Run(c);
+  c.sources[0].Lay(2304, {});
+  EXPECT_TRUE(BitEqual(Run(c), with_holes));
+  EXPECT_TRUE(AllClose(with_holes, c.Reference(), kRounded));
+}
+
 TEST_P(CudaSparseLatentTest, TheSameEveryTime) {
   Case c = Make(128, {500, 2000});
   const std::vector<float> first = Run(c);
@@ -324,6 +333,17 @@ TEST_P(CudaSparseSharedKvTest, MatchesTheReference) {
       c.inverse_rope = false;
       EXPECT_TRUE(AllClose(Run(c), c.Reference(), kRounded));
     }
+  }
+}
+
+TEST_P(CudaSparseSharedKvTest, HolesInEitherListDoNotShow) {
+  for (const int32_t most_entries : {1000, 120}) {
+    Case c = MakeV4(GetParam(), 64, most_entries);
+    const std::vector<float> with_holes = Run(c);
+    c.sources[0].Lay(128, {});
+    EXPECT_TRUE(BitEqual(Run(c), with_holes));
+    c.sources[1].Lay(most_entries <= 127 ? 128 : 1024, {});
+    EXPECT_TRUE(BitEqual(Run(c), with_holes));
   }
 }
 
