@@ -71,8 +71,12 @@ __global__ void __launch_bounds__(kSparseThreads, 1)
     if (kBlocks > 1 || args.folds) ClusterBarrier();
     return;
   }
+  // Rows of few entries (V4's) are sooner done if their queries are sent for after the first keys:
+  // 2 %; others lose as much.
+  constexpr bool kEntriesFirst = kFormat == KvFormat::kFp8SharedKv;
+  if (kEntriesFirst) WaitForEntries();
   LoadQueries(shared, params, row, first_head);
-  WaitForEntries();
+  if (!kEntriesFirst) WaitForEntries();
   const SparsePart part = part_of();
   TakeRegisters<kAttendRegisters<kFormat, kBlocks>>();
   const SparsePartResult result = PartResult(shared);
