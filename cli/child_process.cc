@@ -131,12 +131,15 @@ absl::Status ChildProcess::CheckRunning() {
 absl::Status ChildProcess::HowItEnded() {
   // Its end closed the pipe: after this the last line is known.
   if (log_thread_.joinable()) log_thread_.join();
-  const std::string how = WIFSIGNALED(wait_status_)
-                              ? absl::StrCat("was killed by signal ", WTERMSIG(wait_status_))
-                              : absl::StrCat("exited with status ", WEXITSTATUS(wait_status_));
+  const bool killed = WIFSIGNALED(wait_status_);
+  const std::string how = killed ? absl::StrCat("was killed by signal ", WTERMSIG(wait_status_))
+                                 : absl::StrCat("exited with status ", WEXITSTATUS(wait_status_));
+  // Whoever is killed cannot say why: the last line is about something else.  Aborting is its own.
+  const bool could_say_why = !killed || WTERMSIG(wait_status_) == SIGABRT;
   const std::lock_guard<std::mutex> lock(mutex_);
-  return absl::UnavailableError(
-      absl::StrCat(options_.name, " ", how, last_line_.empty() ? "" : ": ", last_line_));
+  return absl::UnavailableError(could_say_why && !last_line_.empty()
+                                    ? absl::StrCat(options_.name, " ", how, ": ", last_line_)
+                                    : absl::StrCat(options_.name, " ", how));
 }
 
 void ChildProcess::Signal(int signal_number) {

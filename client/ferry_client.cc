@@ -68,6 +68,16 @@ absl::Status CancelledByCaller() {
   return absl::CancelledError("the caller cancelled the generation");
 }
 
+// Workers are gRPC servers too, and say of `method` no more than that they do not have it.
+absl::Status ErrorOf(const grpc::Status& status, const std::string& address, const char* method) {
+  if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED && status.error_message().empty()) {
+    return absl::UnimplementedError(absl::StrCat(address,
+                                                 " is no router: it does not serve Inference.",
+                                                 method, "; give the router's address"));
+  }
+  return status::FromGrpc(status);
+}
+
 // gRPC makes the attempts: it knows whether anything of an answer has come.  A router that ends
 // cuts off what arrives before its clients have heard of it, and gRPC calls that CANCELLED; what
 // the caller cancels is not made again.
@@ -82,9 +92,13 @@ std::string RetryPolicy(const ClientOptions& options) {
 class GrpcGeneration final : public RunningGeneration,
                              private grpc::ClientReadReactor<GenerateResponse> {
  public:
-  GrpcGeneration(ferry::v1::Inference::Stub& stub, const GenerateRequest& request,
-                 absl::Duration timeout, Client::OnMessage on_message, Client::OnDone on_done)
-      : request_(request), on_message_(std::move(on_message)), on_done_(std::move(on_done)) {
+  GrpcGeneration(ferry::v1::Inference::Stub& stub, std::string address,
+                 const GenerateRequest& request, absl::Duration timeout,
+                 Client::OnMessage on_message, Client::OnDone on_done)
+      : address_(std::move(address)),
+        request_(request),
+        on_message_(std::move(on_message)),
+        on_done_(std::move(on_done)) {
     context_.set_deadline(DeadlineIn(timeout));
     stub.async()->Generate(&context_, &request_, this);
     StartRead(&response_);
@@ -111,7 +125,7 @@ class GrpcGeneration final : public RunningGeneration,
     StartRead(&response_);
   }
   void OnDone(const grpc::Status& status) override {
-    status_ = refused_ ? CancelledByCaller() : status::FromGrpc(status);
+    status_ = refused_ ? CancelledByCaller() : ErrorOf(status, address_, "Generate");
     on_done_(status_);
     const std::lock_guard<std::mutex> lock(mutex_);
     done_ = true;
@@ -123,6 +137,7 @@ class GrpcGeneration final : public RunningGeneration,
   }
 
   grpc::ClientContext context_;
+  const std::string address_;
   const GenerateRequest request_;
   GenerateResponse response_;
   const Client::OnMessage on_message_;
@@ -136,14 +151,17 @@ class GrpcGeneration final : public RunningGeneration,
 
 class GrpcClient final : public Client {
  public:
-  GrpcClient(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout)
-      : stub_(ferry::v1::Inference::NewStub(std::move(channel))), timeout_(timeout) {}
+  GrpcClient(std::shared_ptr<grpc::Channel> channel, const ClientOptions& options)
+      : stub_(ferry::v1::Inference::NewStub(std::move(channel))),
+        address_(options.address),
+        timeout_(options.timeout) {}
 
   absl::Status Generate(const GenerateRequest& request, const OnMessage& on_message,
                         const CallOptions& options) override;
   std::unique_ptr<RunningGeneration> Start(const GenerateRequest& request, OnMessage on_message,
                                            OnDone on_done, const CallOptions& options) override {
-    return std::make_unique<GrpcGeneration>(*stub_, request, options.timeout.value_or(timeout_),
+    return std::make_unique<GrpcGeneration>(*stub_, address_, request,
+                                            options.timeout.value_or(timeout_),
                                             std::move(on_message), std::move(on_done));
   }
   absl::StatusOr<Completion> Complete(const GenerateRequest& request,
@@ -161,6 +179,7 @@ class GrpcClient final : public Client {
                                                              bool wait_for_ready);
 
   const std::unique_ptr<ferry::v1::Inference::Stub> stub_;
+  const std::string address_;
   const absl::Duration timeout_;
 };
 
@@ -178,7 +197,7 @@ absl::Status GrpcClient::Generate(const GenerateRequest& request, const OnMessag
       context.TryCancel();
     }
   }
-  const absl::Status status = status::FromGrpc(reader->Finish());
+  const absl::Status status = ErrorOf(reader->Finish(), address_, "Generate");
   return cancelled ? CancelledByCaller() : status;
 }
 
@@ -215,7 +234,7 @@ absl::StatusOr<std::vector<uint32_t>> GrpcClient::Tokenize(const std::string& mo
   request.set_text(text);
   request.set_add_special_tokens(add_special_tokens);
   ferry::v1::TokenizeResponse response;
-  RETURN_IF_ERROR(status::FromGrpc(stub_->Tokenize(&context, request, &response)));
+  RETURN_IF_ERROR(ErrorOf(stub_->Tokenize(&context, request, &response), address_, "Tokenize"));
   return std::vector<uint32_t>(response.ids().begin(), response.ids().end());
 }
 
@@ -227,7 +246,7 @@ absl::StatusOr<std::string> GrpcClient::Detokenize(const std::string& model,
   request.set_model(model);
   request.mutable_ids()->Add(ids.begin(), ids.end());
   ferry::v1::DetokenizeResponse response;
-  RETURN_IF_ERROR(status::FromGrpc(stub_->Detokenize(&context, request, &response)));
+  RETURN_IF_ERROR(ErrorOf(stub_->Detokenize(&context, request, &response), address_, "Detokenize"));
   return response.text();
 }
 
@@ -237,7 +256,7 @@ absl::StatusOr<ferry::v1::ListModelsResponse> GrpcClient::AskForModels(absl::Dur
   context.set_deadline(DeadlineIn(timeout));
   context.set_wait_for_ready(wait_for_ready);
   ferry::v1::ListModelsResponse response;
-  RETURN_IF_ERROR(status::FromGrpc(stub_->ListModels(&context, {}, &response)));
+  RETURN_IF_ERROR(ErrorOf(stub_->ListModels(&context, {}, &response), address_, "ListModels"));
   return response;
 }
 
@@ -330,7 +349,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& opti
   // Two clients of one process do not share a connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return std::make_unique<GrpcClient>(
-      grpc::CreateCustomChannel(options.address, credentials, arguments), options.timeout);
+      grpc::CreateCustomChannel(options.address, credentials, arguments), options);
 }
 
 }  // namespace ferry

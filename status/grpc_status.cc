@@ -84,6 +84,7 @@ grpc::Status ToGrpc(const absl::Status& status) {
 absl::Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
   absl::Status result(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  if (result.message().empty()) result = absl::Status(result.code(), CodeName(result.code()));
   ferry::v1::RpcStatus rpc_status;
   if (!rpc_status.ParseFromString(status.error_details())) return result;
   for (const auto& any : rpc_status.details()) {

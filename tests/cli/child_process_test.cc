@@ -59,9 +59,12 @@ TEST(ChildProcessTest, SaysHowItEnded) {
   const auto failed = Shell(log, "echo cannot listen; exit 3");
   ASSERT_TRUE(failed->WaitForExit(absl::Seconds(20)));
   EXPECT_EQ(failed->CheckRunning().message(), "w-0 exited with status 3: cannot listen");
-  const auto killed = Shell(log, "kill -9 $$");
+  const auto killed = Shell(log, "echo serving; kill -9 $$");
   ASSERT_TRUE(killed->WaitForExit(absl::Seconds(20)));
   EXPECT_EQ(killed->CheckRunning().message(), "w-0 was killed by signal 9");
+  const auto aborted = Shell(log, "echo check failed; kill -6 $$");
+  ASSERT_TRUE(aborted->WaitForExit(absl::Seconds(20)));
+  EXPECT_EQ(aborted->CheckRunning().message(), "w-0 was killed by signal 6: check failed");
 }
 
 TEST(ChildProcessTest, RunsWithSignalsUnblockedInItsOwnGroup) {

@@ -74,9 +74,12 @@ TEST_F(RouterFlagsTest, FilesThatDoNotBelongTogether) {
 }
 
 TEST_F(RouterFlagsTest, ARightCallReachesTheServer) {
-  // It has no such method, and says so.
-  EXPECT_EQ(Call(Options("ca.pem", "client.pem", "client.key")).code(),
-            absl::StatusCode::kUnimplemented);
+  // It has no such method, as a worker has none.
+  const ferry::ClientOptions options = Options("ca.pem", "client.pem", "client.key");
+  EXPECT_EQ(Call(options), absl::UnimplementedError(absl::StrCat(
+                               options.address,
+                               " is no router: it does not serve Inference.ListModels; give the "
+                               "router's address")));
 }
 
 TEST(ExplainConnectionTest, OtherErrorsStayAsTheyAre) {

@@ -377,6 +377,28 @@ TEST(FerryClientWithoutServerTest, NobodyListens) {
             "not ready after 300ms: the router does not answer");
 }
 
+// What a worker is to a client: a server without the service.
+TEST(FerryClientWithoutServerTest, AServerThatIsNoRouterIsNamed) {
+  const auto server = service::GrpcServer::Start("127.0.0.1:0", {}, {});
+  ASSERT_TRUE(server.ok()) << server.status();
+  const std::string address = absl::StrCat("127.0.0.1:", (*server)->port());
+  const auto client = Client::Create({.address = address});
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto error = [&](const char* method) {
+    return absl::UnimplementedError(absl::StrCat(address,
+                                                 " is no router: it does not serve Inference.",
+                                                 method, "; give the router's address"));
+  };
+  const auto on_message = [](const GenerateResponse&) { return true; };
+  EXPECT_EQ((*client)->Generate({}, on_message), error("Generate"));
+  EXPECT_EQ((*client)->Start({}, on_message, [](const absl::Status&) {})->Wait(),
+            error("Generate"));
+  EXPECT_EQ((*client)->Tokenize("m", "x", true).status(), error("Tokenize"));
+  EXPECT_EQ((*client)->Detokenize("m", {1}).status(), error("Detokenize"));
+  EXPECT_EQ((*client)->ListModels().status(), error("ListModels"));
+  EXPECT_EQ((*client)->WaitUntilReady("", absl::Hours(1)), error("ListModels"));
+}
+
 TEST(FerryClientWithoutServerTest, OptionsOutOfRange) {
   const auto said = [](const ClientOptions& options) {
     return std::string(Client::Create(options).status().message());

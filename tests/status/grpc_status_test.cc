@@ -38,6 +38,12 @@ TEST(GrpcStatusTest, TheTimeToComeBackTravelsAlsoBesideAReason) {
   EXPECT_EQ(RetryAfter(WithRetryAfter(full, absl::Microseconds(1))), absl::Milliseconds(1));
 }
 
+TEST(GrpcStatusTest, WithoutATextTheCodeIsNamed) {
+  EXPECT_EQ(FromGrpc(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "")),
+            absl::UnimplementedError("unimplemented"));
+  EXPECT_EQ(FromGrpc(grpc::Status(static_cast<grpc::StatusCode>(77), "")).message(), "unknown");
+}
+
 TEST(GrpcStatusTest, UnreadableDetailsAreNoReason) {
   const grpc::Status foreign(grpc::StatusCode::ABORTED, "x", std::string("\xff\xff\xff", 3));
   EXPECT_EQ(Reason(FromGrpc(foreign)), "");

@@ -1,13 +1,14 @@
 """Client: calls a router, as the C++ SDK (client/ferry_client.h) does."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import pathlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -47,8 +48,8 @@ class Generation(Iterator[pb.GenerateResponse]):
     letting go of the object, cancels what still runs.
     """
 
-    def __init__(self, call: _Call) -> None:
-        self._call = call
+    def __init__(self, call: _Call, address: str) -> None:
+        self._call, self._address = call, address
 
     def __iter__(self) -> Generation:
         return self
@@ -57,7 +58,7 @@ class Generation(Iterator[pb.GenerateResponse]):
         try:
             return next(self._call)
         except grpc.RpcError as failure:
-            raise error.from_grpc(failure) from None
+            raise error.from_grpc(failure, self._address, "Generate") from None
 
     def cancel(self) -> None:
         """Ends the generation, on the workers too; iterating then raises CANCELLED, unless the end came first."""
@@ -94,7 +95,7 @@ class Client:
             raise ValueError(f"first_backoff is {first_backoff}, it must be 0.001 to {_MAX_BACKOFF_S:g} seconds")
         if (tls_cert_file is None) != (tls_key_file is None):
             raise ValueError("a tls certificate and its key are needed together")
-        self._timeout = _seconds(timeout)
+        self._address, self._timeout, self._closed = address, _seconds(timeout), False
         options = _channel_options(max_attempts, first_backoff)
         if tls_ca_file is None and tls_cert_file is None:
             self._channel = grpc.insecure_channel(address, options)
@@ -106,7 +107,8 @@ class Client:
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
     def close(self) -> None:
-        """Ends the connection and every call that still runs."""
+        """Ends the connection and every call that still runs; calls raise CANCELLED from then on."""
+        self._closed = True
         self._channel.close()
 
     def __enter__(self) -> Client:
@@ -117,7 +119,9 @@ class Client:
 
     def generate(self, request: pb.GenerateRequest, *, timeout: float | None = None) -> Generation:
         """Streams the messages of one generation; the last one of the stream has the summary."""
-        return Generation(self._stub.Generate(request, timeout=self._seconds(timeout)))
+        seconds = self._seconds(timeout)
+        with self._asking("Generate"):
+            return Generation(self._stub.Generate(request, timeout=seconds), self._address)
 
     def complete(self, request: pb.GenerateRequest, *, timeout: float | None = None) -> Completion:
         """The whole answer at once."""
@@ -138,18 +142,16 @@ class Client:
                  timeout: float | None = None) -> list[int]:
         """The ids of `text`; with add_special_tokens as a prompt has them (BOS)."""
         request = pb.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
-        try:
-            return list(self._stub.Tokenize(request, timeout=self._seconds(timeout)).ids)
-        except grpc.RpcError as failure:
-            raise error.from_grpc(failure) from None
+        seconds = self._seconds(timeout)
+        with self._asking("Tokenize"):
+            return list(self._stub.Tokenize(request, timeout=seconds).ids)
 
     def detokenize(self, ids: Sequence[int], *, model: str = "", timeout: float | None = None) -> str:
         """The text of `ids`; what is no UTF-8 in it is replaced by U+FFFD."""
         request = pb.DetokenizeRequest(model=model, ids=ids)
-        try:
-            return self._stub.Detokenize(request, timeout=self._seconds(timeout)).text
-        except grpc.RpcError as failure:
-            raise error.from_grpc(failure) from None
+        seconds = self._seconds(timeout)
+        with self._asking("Detokenize"):
+            return self._stub.Detokenize(request, timeout=seconds).text
 
     def list_models(self, *, timeout: float | None = None) -> list[pb.ModelCard]:
         """What the router serves, with the workers that are ready."""
@@ -200,10 +202,21 @@ class Client:
         return _seconds(self._timeout if timeout is None else timeout)
 
     def _ask_for_models(self, timeout: float, *, wait_for_ready: bool) -> pb.ListModelsResponse:
+        seconds = _seconds(timeout)
+        with self._asking("ListModels"):
+            return self._stub.ListModels(pb.ListModelsRequest(), timeout=seconds, wait_for_ready=wait_for_ready)
+
+    @contextlib.contextmanager
+    def _asking(self, method: str) -> Generator[None, None, None]:
+        """Turns what gRPC raises in the block into ferry.Error."""
         try:
-            return self._stub.ListModels(pb.ListModelsRequest(), timeout=_seconds(timeout), wait_for_ready=wait_for_ready)
+            yield
         except grpc.RpcError as failure:
-            raise error.from_grpc(failure) from None
+            raise error.from_grpc(failure, self._address, method) from None
+        except ValueError:  # of a closed channel, or of the request
+            if not self._closed:
+                raise
+            raise error.Error(grpc.StatusCode.CANCELLED, "the client is closed") from None
 
 
 def _seconds(timeout: float) -> float:

@@ -23,9 +23,12 @@ class Error(Exception):
         self.retry_after = retry_after
 
 
-def from_grpc(error: grpc.RpcError) -> Error:
-    """The Error of what a call of grpc has raised."""
+def from_grpc(error: grpc.RpcError, address: str, method: str) -> Error:
+    """The Error of what the call of `method` at `address` has raised."""
     call = cast(grpc.Call, error)
+    message = call.details()
+    if not message and call.code() == grpc.StatusCode.UNIMPLEMENTED:  # all that a worker says of a router's methods
+        message = f"{address} is no router: it does not serve Inference.{method}; give the router's address"
     reason = ""
     retry_after: float | None = None
     for key, value in call.trailing_metadata() or ():
@@ -37,4 +40,4 @@ def from_grpc(error: grpc.RpcError) -> Error:
             elif detail.type_url.endswith("/google.rpc.RetryInfo"):
                 delay = error_pb2.RetryInfo.FromString(detail.value).retry_delay
                 retry_after = delay.ToTimedelta().total_seconds()
-    return Error(call.code(), call.details() or "", reason, retry_after)
+    return Error(call.code(), message or call.code().name.lower(), reason, retry_after)

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import unittest
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ferry
@@ -119,6 +119,17 @@ class LiveTest(unittest.TestCase):
             self.assertEqual((run.returncode, run.stderr), (0, ""))
             self.assertGreater(len(run.stdout), 24)
 
+    def test_a_worker_is_no_router(self) -> None:
+        worker = self.client.complete(request()).summary.decode_worker
+        with ferry.Client(worker, timeout=LIMIT_S) as client:
+            for call, method in ((lambda: client.complete(request()), "Generate"), (lambda: client.tokenize("x"), "Tokenize"),
+                                 (lambda: client.detokenize([1]), "Detokenize"), (client.wait_until_ready, "ListModels")):
+                with self.assertRaises(ferry.Error) as caught:
+                    call()
+                self.assertEqual(caught.exception.code, grpc.StatusCode.UNIMPLEMENTED)
+                self.assertEqual(caught.exception.message, f"{worker} is no router: it does not serve Inference.{method}; "
+                                                           "give the router's address")
+
     def test_threads_share_one_client(self) -> None:
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             texts = set(pool.map(lambda _: self.client.complete(request()).text, range(16)))
@@ -188,6 +199,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
             later.value = error_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=2, nanos=500_000_000)).SerializeToString()
             context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue full")
+        if request.text == "silent":
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "")
         yield ferry.GenerateResponse(text="first")
         if request.text == "dies":
             context.abort(grpc.StatusCode.UNAVAILABLE, "the worker died")
@@ -256,6 +269,23 @@ class FakeServerTest(unittest.TestCase):
             with self.assertRaises(ferry.Error) as caught:
                 next(generation)
         self.assertEqual(caught.exception.code, grpc.StatusCode.CANCELLED)
+
+    def test_no_error_is_without_words(self) -> None:
+        self.assertEqual(str(self.failure("silent")), "FAILED_PRECONDITION: failed_precondition")
+
+    def test_a_closed_client_raises_the_one_exception(self) -> None:
+        running = self.client.generate(request("stuck"))
+        self.assertEqual(next(running).text, "first")
+        self.client.close()
+        calls: list[Callable[[], object]] = [
+            lambda: next(running), lambda: self.client.generate(request()), lambda: self.client.complete(request()),
+            lambda: self.client.tokenize("x"), lambda: self.client.detokenize([1]), self.client.list_models,
+            self.client.check_ready, self.client.wait_until_ready]
+        for call in calls:
+            with self.assertRaises(ferry.Error) as caught:
+                call()
+            self.assertEqual(caught.exception.code, grpc.StatusCode.CANCELLED)
+        self.assertEqual(caught.exception.message, "the client is closed")
 
     def test_nobody_answers(self) -> None:
         self.server.stop(None).wait()
