@@ -34,6 +34,7 @@ namespace {
 
 constexpr int32_t kMaxConcurrency = 4096;
 constexpr int32_t kDefaultRequests = 16;
+constexpr uint32_t kDefaultVocabSize = 30'000;
 
 struct Options {
   std::string backend = "grpc";
@@ -50,7 +51,7 @@ struct Options {
   int32_t turns = 1;
   std::string dataset;
   std::string block_trace;
-  uint32_t vocab_size = 30'000;  // where the server does not tell
+  std::optional<uint32_t> vocab_size;  // absent: what the server tells, else kDefaultVocabSize
   double temperature = 0;
   bool ignore_eos = true;
   ServiceLevel level;
@@ -91,7 +92,8 @@ absl::StatusOr<Server> Connect(const Options& options) {
                                              .stall_timeout = options.stall_timeout,
                                              .ready_timeout = options.ready_timeout}));
     std::string model = backend->model();
-    return Server{std::move(backend), std::move(model), options.vocab_size};
+    const uint32_t told = backend->vocab_size().value_or(kDefaultVocabSize);
+    return Server{std::move(backend), std::move(model), options.vocab_size.value_or(told)};
   }
   ASSIGN_OR_RETURN(auto backend, GrpcBackend::Connect({.client = options.client,
                                                        .model = options.model,
@@ -257,8 +259,10 @@ void AddBenchCommand(CLI::App& app, absl::Status* result) {
       "http://host:port of an OpenAI server; the key is OPENAI_API_KEY of the environment");
   AddTlsFlags(*command, &options->client);
   add("--model", options->model, "Served model; may be left out when there is one");
-  add("--vocab_size", options->vocab_size,
-      "Random ids are below it, with openai; a router tells it")
+  command
+      ->add_option("--vocab_size", options->vocab_size,
+                   "Random ids are below it, with openai; default: the vocab_size of /v1/models, "
+                   "which Ferry tells, else 30000")
       ->check(CLI::Range(1u, uint32_t{1} << 31));
   service::AddSecondsFlag(
       *command, "--ready_timeout_s", &options->ready_timeout,

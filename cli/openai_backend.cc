@@ -210,6 +210,7 @@ class Connections final : public OpenAiBackend {
   }
 
   const std::string& model() const override { return options_.model; }
+  std::optional<uint32_t> vocab_size() const override { return vocab_size_; }
 
   absl::StatusOr<LoadAnswer> Send(const LoadRequest& request,
                                   const std::function<void(uint32_t)>& on_output) override {
@@ -250,15 +251,21 @@ class Connections final : public OpenAiBackend {
     }
     const json parsed = json::parse(stream.body, nullptr, /*allow_exceptions=*/false);
     std::vector<std::string> names;
+    std::vector<std::optional<uint32_t>> vocab_sizes;  // of the names
     if (parsed.is_object() && parsed.contains("data") && parsed["data"].is_array()) {
       for (const json& model : parsed["data"]) {
-        if (model.is_object() && model.contains("id") && model["id"].is_string())
-          names.push_back(model["id"]);
+        if (!model.is_object() || !model.contains("id") || !model["id"].is_string()) continue;
+        names.push_back(model["id"]);
+        vocab_sizes.push_back(Count(model, "vocab_size"));
       }
     }
     if (options_.model.empty() && names.size() == 1) options_.model = names.front();
-    if (std::find(names.begin(), names.end(), options_.model) != names.end())
+    if (const auto found = std::find(names.begin(), names.end(), options_.model);
+        found != names.end()) {
+      vocab_size_ = vocab_sizes[found - names.begin()];
+      if (vocab_size_ == 0) vocab_size_.reset();
       return absl::OkStatus();
+    }
     if (names.empty()) return absl::UnavailableError(absl::StrCat(base_, " serves no model"));
     return absl::NotFoundError(
         absl::StrCat(base_, " serves ", absl::StrJoin(names, ", "), ": ",
@@ -354,6 +361,7 @@ class Connections final : public OpenAiBackend {
 
   OpenAiOptions options_;
   std::string base_;
+  std::optional<uint32_t> vocab_size_;
   std::mutex mutex_;  // guards idle_
   std::vector<Line> idle_;
 };

@@ -5,7 +5,9 @@
 #ifndef CLI_OPENAI_BACKEND_H_
 #define CLI_OPENAI_BACKEND_H_
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -36,6 +38,8 @@ class OpenAiBackend : public LoadBackend {
   // kInvalidArgument (URL or TLS files).
   static absl::StatusOr<std::unique_ptr<OpenAiBackend>> Connect(const OpenAiOptions& options);
   virtual const std::string& model() const = 0;
+  // Of that model, where the server's list tells it, as Ferry's does.
+  virtual std::optional<uint32_t> vocab_size() const = 0;
 };
 
 }  // namespace cli

@@ -3,6 +3,8 @@
 #include <openssl/crypto.h>
 #include <openssl/sha.h>
 
+#include <map>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -30,6 +32,7 @@ absl::StatusOr<ApiKeys> ApiKeys::Load(const std::string& path) {
   ApiKeys keys;
   if (path.empty()) return keys;
   ASSIGN_OR_RETURN(const std::string text, input_file::Read(path, kMaxFileBytes));
+  std::map<Hash, int> lines;  // of which line a key is
   int line_number = 0;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     ++line_number;
@@ -60,7 +63,13 @@ absl::StatusOr<ApiKeys> ApiKeys::Load(const std::string& path) {
                                                      " has ", key.size(), " characters: at least ",
                                                      kMinKeyBytes));
     }
-    keys.keys_.push_back({HashOf({key.data(), key.size()}), tenant});
+    const Hash hash = HashOf({key.data(), key.size()});
+    const auto [earlier, is_new] = lines.emplace(hash, line_number);
+    if (!is_new) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": line ", line_number, " has the key of line ", earlier->second));
+    }
+    keys.keys_.push_back({hash, tenant});
   }
   if (keys.empty()) return absl::InvalidArgumentError(absl::StrCat(path, " holds no key"));
   return keys;

@@ -183,7 +183,8 @@ class OpenAiFront final : public HttpFront {
             {"object", "model"},
             {"created", started_},
             {"owned_by", "ferry"},
-            {"max_model_len", model.context_tokens()}};
+            {"max_model_len", model.context_tokens()},
+            {"vocab_size", model.vocab_size}};
   }
 
   Response Models() const {

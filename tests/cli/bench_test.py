@@ -178,8 +178,7 @@ def check_live(folder, address):
 def check_live_http(folder, url):
     """The same system over its own HTTP front: what the workers report comes through."""
     vocabulary = json.loads(pathlib.Path(model, "config.json").read_text())["vocab_size"]
-    unsized = ("--backend", "openai", "--base_url", url, "--output_tokens", 6, "--requests", 12)
-    flags = (*unsized, "--vocab_size", vocabulary)
+    flags = ("--backend", "openai", "--base_url", url, "--output_tokens", 6, "--requests", 12)  # the front tells the vocabulary
     closed = report(folder, *flags, "--input_tokens", 20, "--concurrency", 4)
     assert closed["backend"] == "openai" and closed["model"] == pathlib.Path(model).name, closed
     assert closed["prompt_tokens"] == 12 * 20 and closed["output_tokens"] == 12 * 6, closed
@@ -190,7 +189,7 @@ def check_live_http(folder, url):
     dataset = folder / "live.jsonl"
     dataset.write_text("".join(json.dumps({"prompt": f"It was the year {i}"}) + "\n" for i in range(12)))
     report(folder, *flags, "--dataset", dataset)
-    wrong = bench(*unsized, "--vocab_size", 10 * vocabulary, "--input_tokens", 20, code=1)
+    wrong = bench(*flags, "--vocab_size", 10 * vocabulary, "--input_tokens", 20, code=1)
     assert "INVALID_ARGUMENT: HTTP 400: prompt tokens.ids[" in wrong.stdout, wrong.stdout
 
 

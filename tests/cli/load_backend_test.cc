@@ -396,6 +396,22 @@ TEST_F(OpenAiFailureTest, ChatGoesToItsOwnPath) {
   EXPECT_FALSE(answer->output_tokens.has_value());
 }
 
+TEST_F(OpenAiFailureTest, TheVocabularyIsTheModelsWhereItIsTold) {
+  FakeHttp http([&](const std::string&, const std::string&, const FakeHttp::Send& send) {
+    send(Head("200 OK", "application/json") +
+         R"({"data": [{"id": "a", "vocab_size": 7}, {"id": "b", "vocab_size": 512}, {"id": "c"},
+                      {"id": "d", "vocab_size": 0}, {"id": "e", "vocab_size": "512"}]})");
+  });
+  const auto vocab_size = [&](const std::string& model) -> std::optional<uint32_t> {
+    const auto backend = OpenAiBackend::Connect({.base_url = http.url(), .model = model});
+    EXPECT_TRUE(backend.ok()) << backend.status();
+    return backend.ok() ? (*backend)->vocab_size() : std::nullopt;
+  };
+  EXPECT_EQ(vocab_size("a"), 7u);
+  EXPECT_EQ(vocab_size("b"), 512u);
+  for (const char* const model : {"c", "d", "e"}) EXPECT_EQ(vocab_size(model), std::nullopt);
+}
+
 // A server that starts: its proxy, then no model, then its own.
 TEST_F(OpenAiFailureTest, AServerThatIsNotUpYetIsWaitedFor) {
   int asked = 0;

@@ -58,6 +58,12 @@ TEST(ApiKeysTest, AFileWithoutUsableKeysIsRefusedWithoutShowingThem) {
   const std::string spaced(LoadFrom("a-long-secret-key its tenant\n").status().message());
   EXPECT_THAT(spaced, HasSubstr("line 1 has 3 words: must be KEY or KEY TENANT"));
   EXPECT_THAT(spaced, Not(HasSubstr("secret")));
+  const std::string twice(LoadFrom("# ours\na-long-secret-key\nsk-0123456789abcdef\n"
+                                   "a-long-secret-key acme\n")
+                              .status()
+                              .message());
+  EXPECT_THAT(twice, HasSubstr("/keys: line 4 has the key of line 2"));
+  EXPECT_THAT(twice, Not(HasSubstr("secret")));
   const std::string odd(LoadFrom("a-long-secret-k\xc3\xa9y\n").status().message());
   EXPECT_THAT(odd, HasSubstr("line 1 is not a key"));
   EXPECT_THAT(odd, Not(HasSubstr("secret")));

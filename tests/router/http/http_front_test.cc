@@ -239,6 +239,7 @@ TEST_F(HttpFixture, SupervisorsAreAnswered) {
   ASSERT_EQ(models["data"].size(), 1u);
   EXPECT_EQ(models["data"][0]["id"], "m");
   EXPECT_EQ(models["data"][0]["max_model_len"], 4096);
+  EXPECT_EQ(models["data"][0]["vocab_size"], 300);
   EXPECT_EQ(Get("/v1/models/m").Json(), models["data"][0]);
   EXPECT_EQ(Get("/v1/models/%6D").status, 200);
   EXPECT_EQ(Get("/v1/models/other").status, 404);
