@@ -86,13 +86,26 @@ void FrontDoor::PrepareAll(const std::vector<Entry>& entries) {
     prepared.push_back(*std::move(one));
   }
   router_->loop()->Post([this, entries, prepared = std::move(prepared)]() mutable {
-    for (size_t i = 0; i < entries.size(); ++i) {
-      const auto& [arrival, request, client] = entries[i];
-      const absl::Status status =
-          client->gone() ? absl::CancelledError("the client has gone")
-                         : router_->Submit(arrival.number, std::move(prepared[i]), client);
-      if (!status.ok()) Refuse(arrival, request->request_id(), status, client);
-    }
+    // A refusal is the call's: it is logged and counted once.
+    size_t i = 0;
+    while (i < entries.size() && Submit(entries[i], std::move(prepared[i]))) ++i;
+    for (++i; i < entries.size(); ++i) Cancel(entries[i]);
+  });
+}
+
+bool FrontDoor::Submit(const Entry& entry, PreparedRequest prepared) {
+  const auto& [arrival, request, client] = entry;
+  const absl::Status status = client->gone()
+                                  ? absl::CancelledError("the client has gone")
+                                  : router_->Submit(arrival.number, std::move(prepared), client);
+  if (status.ok()) return router_->IsOpen(arrival.number);
+  Refuse(arrival, request->request_id(), status, client);
+  return false;
+}
+
+void FrontDoor::Cancel(const Entry& entry) {
+  router_->loop()->Post([client = entry.client] {
+    client->Finish(absl::CancelledError("another request of the call was refused"));
   });
 }
 
@@ -101,10 +114,7 @@ void FrontDoor::RefuseAll(const std::vector<Entry>& entries, size_t index,
   const Entry& first = entries[index];
   Refuse(first.arrival, first.request->request_id(), status, first.client);
   for (const Entry& entry : entries) {
-    if (&entry == &first) continue;
-    router_->loop()->Post([client = entry.client] {
-      client->Finish(absl::CancelledError("another request of the call was refused"));
-    });
+    if (&entry != &first) Cancel(entry);
   }
 }
 

@@ -39,8 +39,9 @@ class FrontDoor final {
     std::shared_ptr<const ferry::v1::GenerateRequest> request;
     std::shared_ptr<ClientStream> client;
   };
-  // The requests of one call: none of them runs before all have been found good.  If one is not,
-  // its client hears why, and then the others that they are cancelled.  REQUIRES: not empty.
+  // The requests of one call: none of them runs before all have been found good.  If one is not, or
+  // the queue has no room for the call, a client hears why, and then the others that they are
+  // cancelled.  REQUIRES: not empty.
   void Enter(std::vector<Entry> entries);
   // Whether the router takes requests now, and everything about this one but its prompt.
   absl::Status Check(const ferry::v1::GenerateRequest& request) const;
@@ -60,6 +61,10 @@ class FrontDoor final {
  private:
   absl::StatusOr<PreparedRequest> Prepare(const Entry& entry) const;
   void PrepareAll(const std::vector<Entry>& entries);
+  // False: it is over at once, and its client has been told or will be.  On the loop's thread.
+  bool Submit(const Entry& entry, PreparedRequest prepared);
+  // Because of another request of its call: neither logged nor counted.
+  void Cancel(const Entry& entry);
   // Of the call, because of the entry at `index`.
   void RefuseAll(const std::vector<Entry>& entries, size_t index, const absl::Status& status);
 

@@ -86,6 +86,7 @@ class Generation final : public Waiting, private DecodeLeg::Owner, private Prefi
   void Abort(const absl::Status& status) { End(status); }
 
   const std::string& request_id() const { return prepared_.request_id; }
+  bool has_ended() const { return phase_ == Phase::kEnded; }
   // Runs at the worker, or is about to.
   bool Needs(WorkerSlot slot) const;
 

@@ -132,6 +132,11 @@ absl::Status Router::Submit(int64_t number, PreparedRequest request,
   return absl::OkStatus();
 }
 
+bool Router::IsOpen(int64_t number) const {
+  const auto it = generations_.find(number);
+  return it != generations_.end() && !it->second->has_ended();
+}
+
 void Router::OnClientGone(int64_t number) {
   const auto it = generations_.find(number);
   if (it != generations_.end()) it->second->OnClientGone();

@@ -66,6 +66,8 @@ class Router final {
   // Errors: kAlreadyExists when the id belongs to a running request; the stream is then not used.
   absl::Status Submit(int64_t number, PreparedRequest request,
                       std::shared_ptr<ClientStream> client);
+  // Whether the request of that number was submitted and has not ended.
+  bool IsOpen(int64_t number) const;
   void OnClientGone(int64_t number);
   void OnClientDrained(int64_t number);
   // Whether a new request for some model would be served.  Errors: kUnavailable, with what is

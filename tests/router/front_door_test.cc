@@ -11,6 +11,7 @@
 namespace router {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 // A client that only hears of the end.
@@ -85,6 +86,41 @@ TEST_F(FrontDoorTest, RequestsOfOneCallEnterTogetherOrNotAtAll) {
   }
   EXPECT_TRUE(IsIdle());
   EXPECT_TRUE(decode->decodes().empty());
+}
+
+TEST_F(FrontDoorTest, ACallThatTheQueueRefusesIsRefusedOnce) {
+  options_.max_queue = 2;
+  options_.tenant_limits = {"acme=0:0:0.001"};
+  fakes::FakeWorker* const decode = Decode();
+  StartRouter();
+  const auto enter = [&](const std::string& tenant, size_t num_requests, absl::Duration budget) {
+    ferry::v1::GenerateRequest request = Text("x");
+    request.set_tenant(tenant);
+    std::vector<std::shared_ptr<Listener>> clients;
+    std::vector<FrontDoor::Entry> entries;
+    for (size_t i = 0; i < num_requests; ++i) {
+      clients.push_back(std::make_shared<Listener>());
+      entries.push_back(EntryOf(request, clients.back()));
+      entries.back().arrival.deadline = EventLoop::Now() + budget;
+    }
+    door_->Enter(std::move(entries));
+    std::vector<absl::StatusCode> ends;
+    for (const auto& client : clients) ends.push_back(client->End().code());
+    return ends;
+  };
+  using Code = absl::StatusCode;
+  const absl::Duration budget = absl::Seconds(30);
+  EXPECT_THAT(enter("", 3, budget),
+              ElementsAre(Code::kInvalidArgument, Code::kCancelled, Code::kCancelled));
+  EXPECT_THAT(enter("acme", 2, budget), ElementsAre(Code::kOk, Code::kOk));
+  EXPECT_THAT(enter("acme", 2, budget), ElementsAre(Code::kResourceExhausted, Code::kCancelled));
+  EXPECT_THAT(enter("", 2, absl::ZeroDuration()),
+              ElementsAre(Code::kDeadlineExceeded, Code::kCancelled));
+  EXPECT_TRUE(IsIdle());
+  EXPECT_EQ(Metric("ferry_router_rejected_total{reason=\"call_too_large\"}"), "1");
+  EXPECT_EQ(Metric("ferry_router_rejected_total{reason=\"tenant_limit\"}"), "1");
+  EXPECT_EQ(Metric("ferry_router_rejected_total{reason=\"cancelled\"}"), "");
+  EXPECT_EQ(decode->decodes().size(), 2u);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "block_hash/block_hash.h"
 #include "grpcpp/channel.h"
+#include "prometheus/text_serializer.h"
 #include "status/grpc_status.h"
 #include "tests/tokenizer/tiny_tokenizer.h"
 
@@ -206,6 +207,14 @@ std::vector<block_hash::BlockHash> RouterFixture::ChainOf(
       hasher.Root(block_hash::MakeNamespace(model.name, model.tokenizer_hash, request.cache_salt(),
                                             request.tenant())),
       tokens, 64);
+}
+
+std::string RouterFixture::Metric(const std::string& name) const {
+  const std::string text = "\n" + prometheus::TextSerializer().Serialize(metrics_->Collect());
+  const size_t at = text.find("\n" + name + " ");
+  if (at == text.npos) return "";
+  const size_t begin = at + name.size() + 2;
+  return text.substr(begin, text.find('\n', begin) - begin);
 }
 
 bool RouterFixture::IsIdle() {

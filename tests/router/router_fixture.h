@@ -88,6 +88,8 @@ class RouterFixture : public testing::Test {
                                      absl::Duration timeout = absl::Seconds(30), bool read = true);
   // The block hashes of a request's prompt.
   std::vector<block_hash::BlockHash> ChainOf(const ferry::v1::GenerateRequest& request) const;
+  // The value of a metric's line, as every port shows it; "" if it has none.
+  std::string Metric(const std::string& name) const;
   // Nothing runs, waits or is charged any more.
   bool IsIdle();
 

@@ -3,8 +3,6 @@
 #ifndef TESTS_ROUTER_HTTP_HTTP_FIXTURE_H_
 #define TESTS_ROUTER_HTTP_HTTP_FIXTURE_H_
 
-#include <prometheus/text_serializer.h>
-
 #include <functional>
 #include <memory>
 #include <string>
@@ -47,14 +45,6 @@ class HttpFixture : public RouterFixture {
       Reply reply = Get(path);
       if (condition(reply) || steady_time::Now() > deadline) return reply;
     }
-  }
-  // The value of a metric's line, as every port shows it; "" if it has none.
-  std::string Metric(const std::string& name) const {
-    const std::string text = "\n" + prometheus::TextSerializer().Serialize(metrics_->Collect());
-    const size_t at = text.find("\n" + name + " ");
-    if (at == text.npos) return "";
-    const size_t begin = at + name.size() + 2;
-    return text.substr(begin, text.find('\n', begin) - begin);
   }
   // The error's message; "" unless the reply is an error in OpenAI's form.  Wherever a worker is,
   // no client is told.
