@@ -77,11 +77,22 @@ absl::Status OnlyMembers(std::string_view place, const Json& object,
   return absl::OkStatus();
 }
 
-// Of a tool and of a call of one; nothing else is known.
-absl::Status CheckFunctionType(const std::string& place, const Json& object) {
-  const Json* const type = Find(object, "type");
-  if (type == nullptr || *type == "function") return absl::OkStatus();
-  return Expected(Concat(place, ".type"), "\"function\"", *type);
+// Of a tool and of a call of one; nothing else than functions is known.
+absl::StatusOr<const Json*> FindFunction(const std::string& place, const Json& object) {
+  if (const Json* type = Find(object, "type"); type != nullptr && *type != "function") {
+    return Expected(Concat(place, ".type"), "\"function\"", *type);
+  }
+  const Json* const function = Find(object, "function");
+  const std::string name = Concat(place, ".function");
+  if (function == nullptr) return absl::InvalidArgumentError(Concat(name, " is missing"));
+  if (!function->is_object()) return Expected(name, "an object", *function);
+  return function;
+}
+
+absl::StatusOr<std::string> ReadFunctionName(const std::string& place, const Json& function) {
+  ASSIGN_OR_RETURN(std::string name, ReadString(place, function, "name", true));
+  if (name.empty()) return absl::InvalidArgumentError(Concat(place, ".name is empty"));
+  return name;
 }
 
 // A string, or parts of type "text", which make lines.
@@ -105,17 +116,13 @@ absl::StatusOr<std::string> ReadText(const std::string& place, const Json& value
 
 absl::StatusOr<Tool> ReadTool(const std::string& place, const Json& value) {
   if (!value.is_object()) return Expected(place, "an object", value);
-  const Json* function = Find(value, "function");
-  if (function == nullptr || !function->is_object()) {
-    return absl::InvalidArgumentError(Concat(place, ".function is not an object"));
-  }
-  RETURN_IF_ERROR(CheckFunctionType(place, value));
+  ASSIGN_OR_RETURN(const Json* function, FindFunction(place, value));
   RETURN_IF_ERROR(OnlyMembers(place, value, {"type", "function"}));
   Tool tool;
   const std::string member = Concat(place, ".function");
   RETURN_IF_ERROR(OnlyMembers(member, *function, {"name", "description", "parameters", "strict"}));
   RETURN_IF_ERROR(ReadBool(*function, "strict", Concat(member, ".strict")).status());
-  ASSIGN_OR_RETURN(tool.name, ReadString(member, *function, "name", true));
+  ASSIGN_OR_RETURN(tool.name, ReadFunctionName(member, *function));
   ASSIGN_OR_RETURN(tool.description, ReadString(member, *function, "description", false));
   const Json* parameters = Find(*function, "parameters");
   if (parameters != nullptr && !parameters->is_object()) {
@@ -140,13 +147,9 @@ absl::StatusOr<std::vector<Tool>> ReadTools(const std::string& place, const Json
 
 absl::StatusOr<ToolCall> ReadToolCall(const std::string& place, const Json& value) {
   if (!value.is_object()) return Expected(place, "an object", value);
-  const Json* function = Find(value, "function");
-  if (function == nullptr || !function->is_object()) {
-    return absl::InvalidArgumentError(Concat(place, ".function is not an object"));
-  }
+  ASSIGN_OR_RETURN(const Json* function, FindFunction(place, value));
   ToolCall call;
   ASSIGN_OR_RETURN(call.id, ReadString(place, value, "id", false));
-  RETURN_IF_ERROR(CheckFunctionType(place, value));
   // A call that was put together from a stream has its index.
   RETURN_IF_ERROR(OnlyMembers(place, value, {"id", "type", "function", "index"}));
   if (const Json* index = Find(value, "index"); index != nullptr && !index->is_number_integer()) {
@@ -154,7 +157,7 @@ absl::StatusOr<ToolCall> ReadToolCall(const std::string& place, const Json& valu
   }
   const std::string member = Concat(place, ".function");
   RETURN_IF_ERROR(OnlyMembers(member, *function, {"name", "arguments"}));
-  ASSIGN_OR_RETURN(call.name, ReadString(member, *function, "name", true));
+  ASSIGN_OR_RETURN(call.name, ReadFunctionName(member, *function));
   ASSIGN_OR_RETURN(call.arguments, ReadString(member, *function, "arguments", true));
   return call;
 }
@@ -253,9 +256,8 @@ absl::StatusOr<Conversation> ParseConversation(const Json& request) {
   }
   const Json* messages = Find(request, "messages");
   if (messages == nullptr) return absl::InvalidArgumentError("messages is missing");
-  if (!messages->is_array() || messages->empty()) {
-    return Expected("messages", "an array of at least one message", *messages);
-  }
+  if (!messages->is_array()) return Expected("messages", "an array", *messages);
+  if (messages->empty()) return absl::InvalidArgumentError("messages is empty");
   Conversation conversation;
   for (size_t i = 0; i < messages->size(); ++i) {
     ASSIGN_OR_RETURN(conversation.messages.emplace_back(),

@@ -38,7 +38,7 @@ class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_t
   void Start() {
     exchange_->Watch(shared_from_this());
     const std::string named(exchange_->request().Header("x-request-id"));
-    absl::Status status = CheckName("x-request-id", named, kMaxNameBytes - kMaxSuffixBytes);
+    absl::Status status = CheckRequestId(named);
     request_id_ = named.empty() || !status.ok() ? NewRequestId() : named;
     if (status.ok()) {
       status = door_->Run(exchange_->request().body.size(),
@@ -219,6 +219,10 @@ class ApiCall final : public Exchange::Watcher, public std::enable_shared_from_t
 };
 
 }  // namespace
+
+absl::Status CheckRequestId(const std::string& id) {
+  return CheckName("x-request-id", id, kMaxNameBytes - kMaxSuffixBytes);
+}
 
 void StartApiCall(Api api, FrontDoor* door, const std::string& tenant,
                   std::shared_ptr<Exchange> exchange) {

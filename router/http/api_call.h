@@ -14,11 +14,15 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "router/front_door.h"
 #include "router/http/api_request.h"
 #include "router/http/exchange.h"
 
 namespace router::http {
+
+// A client's name for its request, x-request-id.
+absl::Status CheckRequestId(const std::string& id);
 
 // On the exchange's strand.  `door` must outlive the exchange.  `tenant`: whose request it is.
 void StartApiCall(Api api, FrontDoor* door, const std::string& tenant,

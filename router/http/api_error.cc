@@ -60,11 +60,17 @@ Json ParamOf(int http_status, const std::string& message) {
   return nullptr;
 }
 
-// For the client.  Members have no "sampling." before them here.
+// For the client, in whose request members have no "sampling." before them, and a prompt may be an
+// array of ids.
 std::string Message(const absl::Status& status) {
   std::string message = status::PublicMessage(status);
-  constexpr char kPrefix[] = "sampling.";
-  if (absl::StartsWith(message, kPrefix)) message.erase(0, sizeof(kPrefix) - 1);
+  for (const auto& [of_grpc, of_http] :
+       {std::pair<absl::string_view, absl::string_view>{"sampling.", ""},
+        {"prompt tokens.ids", "prompt"}}) {
+    if (!absl::StartsWith(message, of_grpc)) continue;
+    message.replace(0, of_grpc.size(), of_http.data(), of_http.size());
+    break;
+  }
   return message;
 }
 
@@ -109,7 +115,8 @@ absl::Status OfPrompt(size_t index, const absl::Status& status) {
   }
   std::string message = Message(status);
   constexpr char kPrompt[] = "prompt";
-  const bool is_about_it = absl::StartsWith(message, absl::StrCat(kPrompt, " "));
+  const bool is_about_it = absl::StartsWith(message, absl::StrCat(kPrompt, " ")) ||
+                           absl::StartsWith(message, absl::StrCat(kPrompt, "["));
   message = is_about_it
                 ? absl::StrCat(kPrompt, "[", index, "]", message.substr(sizeof(kPrompt) - 1))
                 : absl::StrCat(kPrompt, "[", index, "]: ", message);

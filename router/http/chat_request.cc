@@ -64,9 +64,10 @@ absl::StatusOr<ApiRequest> ParseChatRequest(std::string_view body, const ServedM
 
   ASSIGN_OR_RETURN(const ModelAssets* model, models.Find(request->model()));
   if (!model->chat_format.ok()) {
-    // The request is what cannot be served, not the model.
-    return absl::InvalidArgumentError(absl::StrCat(
-        "model ", model->name, ": ", std::string(model->chat_format.status().message())));
+    // The request is what cannot be served, not the model.  Why is for the log, which has it from
+    // the start: it names the router's files and flags.
+    return absl::InvalidArgumentError(
+        absl::StrCat("model ", model->name, ": chat is not available, only completions are"));
   }
   const chat::Format format = *model->chat_format;
   ASSIGN_OR_RETURN(const chat::Conversation conversation, chat::ParseConversation(object));

@@ -218,6 +218,16 @@ void Connection::RefuseBytes(int status, const std::string& message) {
   Refuse("", response);
 }
 
+std::string_view Connection::IdToReturn(const Response& response) const {
+  constexpr char kRequestId[] = "x-request-id";
+  for (const auto& [name, value] : response.headers) {
+    if (name == kRequestId) return {};
+  }
+  const std::string_view id = exchange_ != nullptr ? exchange_->request().Header(kRequestId)
+                                                   : reader_.HeaderSoFar(kRequestId);
+  return options_->returns_id != nullptr && options_->returns_id(id) ? id : std::string_view();
+}
+
 void Connection::WriteHead(const Response& response, bool has_length) {
   if (exchange_ != nullptr && options_->on_response != nullptr) {
     options_->on_response(exchange_->request().path, response.status);
@@ -227,6 +237,9 @@ void Connection::WriteHead(const Response& response, bool has_length) {
                                   "\r\ncontent-type: ", response.content_type, "\r\n");
   for (const auto& [name, value] : response.headers)
     absl::StrAppend(&head, name, ": ", value, "\r\n");
+  if (const std::string_view id = IdToReturn(response); !id.empty()) {
+    absl::StrAppend(&head, "x-request-id: ", absl::string_view(id.data(), id.size()), "\r\n");
+  }
   if (has_length) {
     absl::StrAppend(&head, "content-length: ", response.body.size(), "\r\n");
   } else if (chunked_) {

@@ -44,6 +44,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   // Responses to what no handler sees; the connection ends with them.
   void Refuse(const std::string& path, const Response& response);
   void RefuseBytes(int status, const std::string& message);
+  // The client's name for its request; "" if the response has its own, or there is none to be said.
+  std::string_view IdToReturn(const Response& response) const;
   // Without a length the body is chunked, or its end is that of the connection.
   void WriteHead(const Response& response, bool has_length);
   void Queue(std::string_view bytes);

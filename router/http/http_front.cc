@@ -103,6 +103,7 @@ class OpenAiFront final : public HttpFront {
     options.error_body = [](int status, const std::string& message) {
       return ErrorBody(status, message);
     };
+    options.returns_id = [](std::string_view id) { return CheckRequestId(std::string(id)).ok(); };
     options.on_response = [this](const std::string& path, int status) { Count(path, status); };
     options.on_connection = [this](int change) { connections_.Increment(change); };
     ASSIGN_OR_RETURN(server_, HttpServer::Start(options, [this](std::shared_ptr<Exchange> e) {

@@ -38,6 +38,8 @@ struct ServerOptions {
   std::function<std::optional<Response>(const Request& header)> refuse = {};
   // Makes the body of a response for requests that no handler sees: bad bytes, timeouts.
   std::function<std::string(int status, const std::string& message)> error_body = {};
+  // Whether a request's x-request-id comes back with a response that has none of its own.
+  std::function<bool(std::string_view id)> returns_id = {};
   // Told of every response, by path ("" if none was read) and status.  Any thread.
   std::function<void(const std::string& path, int status)> on_response = {};
   // Told of every connection: 1 when it opens, -1 when it is closed.  Any thread.

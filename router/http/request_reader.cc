@@ -117,6 +117,15 @@ bool RequestReader::is_head() const {
   return parser_ != nullptr && parser_->get().method() == beast_http::verb::head;
 }
 
+std::string_view RequestReader::HeaderSoFar(std::string_view lower_case_name) const {
+  if (parser_ == nullptr) return {};
+  const auto& header = parser_->get();
+  const boost::beast::string_view name(lower_case_name.data(), lower_case_name.size());
+  if (header.count(name) != 1) return {};
+  const auto value = header[name];
+  return {value.data(), value.size()};
+}
+
 Request RequestReader::Header() const {
   const auto& message = parser_->get();
   Request request = {.method = std::string(View(message.method_string())),

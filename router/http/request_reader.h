@@ -48,6 +48,8 @@ class RequestReader final {
   bool TakeExpectation();
   // Whether the request under way, as far as it was read, asks for the head of a response only.
   bool is_head() const;
+  // Of the request under way, as far as it was read.  "" if it is not there once.
+  std::string_view HeaderSoFar(std::string_view lower_case_name) const;
   // What is known before the body.  REQUIRES: stage() is kBody or kComplete.
   Request Header() const;
   // REQUIRES: stage() is kComplete.  Then the next request begins.

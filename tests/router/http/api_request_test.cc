@@ -329,7 +329,7 @@ TEST(ApiRequestTest, WrongMembersOfAChatAreNamed) {
   EXPECT_EQ(ChatError(R"("parallel_tool_calls": false)"),
             "parallel_tool_calls is false: must be true, nothing else can be served");
   EXPECT_EQ(ChatError(R"("prompt": "a")"), "prompt is \"a\": there is no such member of a request");
-  EXPECT_EQ(ChatError("", "[]"), "messages is an array, expected an array of at least one message");
+  EXPECT_EQ(ChatError("", "[]"), "messages is empty");
   EXPECT_EQ(ChatError("", R"([{"role": "user"}])"), "messages[0].content is missing");
   EXPECT_THAT(ChatError("", R"([{"role": "king", "content": "a"}])"),
               StartsWith("messages[0].role is \"king\""));
@@ -346,15 +346,15 @@ TEST(ApiRequestTest, WrongMembersOfAChatAreNamed) {
   EXPECT_EQ(ChatError(R"("model": "other")"), "model \"other\" is not served here; served: m");
 }
 
-TEST(ApiRequestTest, ChatWithACheckpointOfNoKnownFormatIsRefusedInASentence) {
+TEST(ApiRequestTest, ChatWithACheckpointOfNoKnownFormatIsRefusedWithoutSayingWhereItLies) {
   std::vector<std::unique_ptr<ModelAssets>> assets;
   assets.push_back(std::make_unique<ModelAssets>());
   assets[0]->name = "m";
-  assets[0]->chat_format = absl::FailedPreconditionError("no chat with this checkpoint: why");
+  assets[0]->chat_format = absl::FailedPreconditionError("no chat: /models/m has no template");
   const ServedModels models(std::move(assets));
   const auto chat = ParseChatRequest(R"({"messages": [{"role": "user", "content": "x"}]})", models);
   EXPECT_EQ(chat.status(),
-            absl::InvalidArgumentError("model m: no chat with this checkpoint: why"));
+            absl::InvalidArgumentError("model m: chat is not available, only completions are"));
 }
 
 }  // namespace

@@ -33,8 +33,8 @@ TEST_F(HttpFixture, RefusalsAreInOpenAisForm) {
          "max_tokens is 0: must be an integer of 1 to 2147483647", "max_tokens");
   expect(R"({"prompt": "x", "stop": ["a", ""]})", 400,
          "stop[1] is \"\": must be a string of at least one character", "stop[1]");
-  expect(R"({"prompt": [5, 300]})", 400,
-         "prompt tokens.ids[1] is 300: must be below the vocabulary size, 300", "prompt");
+  expect(R"({"prompt": [5, 300]})", 400, "prompt[1] is 300: must be below the vocabulary size, 300",
+         "prompt[1]");
   expect(R"({"prompt": ""})", 400, "prompt text is empty", "prompt");
   expect(R"({"prompt": "x", "max_tokens": 4096})", 400,
          "max_tokens is 4096: with a prompt of 1 tokens the context of 4096 is passed",
@@ -63,7 +63,7 @@ TEST_F(HttpFixture, RefusalsAreInOpenAisForm) {
   const Reply chat =
       Post("/v1/chat/completions", R"({"messages": [{"role": "user", "content": "x"}]})");
   EXPECT_EQ(chat.status, 400);
-  EXPECT_EQ(ErrorOf(chat), "model m: no chat format is known");
+  EXPECT_EQ(ErrorOf(chat), "model m: chat is not available, only completions are");
   const Reply nowhere = Get("/v2/completions");
   EXPECT_EQ(nowhere.status, 404);
   EXPECT_EQ(ErrorOf(nowhere), "there is nothing at /v2/completions");
@@ -71,6 +71,40 @@ TEST_F(HttpFixture, RefusalsAreInOpenAisForm) {
   EXPECT_EQ(method.status, 405);
   EXPECT_EQ(method.headers.at("allow"), "POST");
   EXPECT_EQ(Post("/health", "{}").status, 405);
+}
+
+TEST_F(HttpFixture, ARequestsNameComesBackWithEveryAnswer) {
+  Decode();
+  http_options_.server.limits = {.header_bytes = 1000, .body_bytes = 2000};
+  StartHttp();
+  const auto post = [](const std::string& path, const std::string& more) {
+    return absl::StrCat("POST ", path, " HTTP/1.1\r\nhost: a\r\n", more);
+  };
+  const std::string much = "content-length: 100000\r\n";
+  const std::pair<std::string, int> cases[] = {
+      {"GET /health HTTP/1.1\r\nhost: a\r\n", 200},
+      {"GET /v1/completions HTTP/1.1\r\nhost: a\r\n", 405},
+      {post("/v2", "content-length: 3\r\n"), 404},
+      {post(kCompletions, "x-ferry-tenant: a\r\ncontent-length: 3\r\n"), 403},
+      {post(kCompletions, "content-length: 0\r\n"), 400},
+      {post(kCompletions, "content-encoding: gzip\r\ncontent-length: 3\r\n"), 415}};
+  for (const auto& [bytes, status] : cases) {
+    for (const auto& [id, returned] : {std::pair{"mine", 1}, std::pair{"not mine", 0}}) {
+      HttpClient client(port());
+      client.Send(absl::StrCat(bytes, "x-request-id: ", id, "\r\n\r\n"));
+      const Reply reply = client.Read();
+      EXPECT_EQ(reply.status, status) << bytes;
+      const auto it = reply.headers.find("x-request-id");
+      EXPECT_EQ(it != reply.headers.end() && it->second == id, returned == 1) << bytes << id;
+    }
+  }
+  for (const std::string& ids : {std::string("x-request-id: a\r\n"), std::string()}) {
+    HttpClient client(port());
+    client.Send(absl::StrCat(post(kCompletions, much), ids, "x-request-id: b\r\n\r\n"));
+    const Reply reply = client.Read();
+    EXPECT_EQ(reply.status, 413);
+    EXPECT_EQ(reply.headers.count("x-request-id"), ids.empty() ? 1u : 0u) << "which of two?";
+  }
 }
 
 TEST_F(HttpFixture, StatusesFollowTheContract) {
@@ -256,7 +290,9 @@ TEST_F(HttpFixture, ACallOfMorePromptsThanMayEverWaitIsWrong) {
          "prompt has 3 entries: at most 2 requests of tenant acme may wait at a time, and each "
          "entry is one");
   EXPECT_TRUE(decode->decodes().empty());
-  EXPECT_NE(Metric("ferry_router_rejected_total{reason=\"call_too_large\"}"), "");
+  EXPECT_EQ(Metric("ferry_router_rejected_total{reason=\"call_too_large\"}"), "2")
+      << "a call is refused once, however many prompts it has";
+  EXPECT_EQ(Metric("ferry_router_rejected_total{reason=\"cancelled\"}"), "");
   EXPECT_EQ(Post(kCompletions, R"({"prompt": ["a", "b"]})", "X-Ferry-Tenant: acme\r\n").status,
             200);
 }

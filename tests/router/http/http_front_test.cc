@@ -156,7 +156,7 @@ TEST_F(HttpFixture, ABatchWithAWrongPromptRunsNowhere) {
   }
   const Reply ids = Post(kCompletions, R"({"prompt": ["good", [5, 300]], "stream": true})");
   EXPECT_EQ(ids.status, 400);
-  EXPECT_EQ(ErrorOf(ids), "prompt[1] tokens.ids[1] is 300: must be below the vocabulary size, 300");
+  EXPECT_EQ(ErrorOf(ids), "prompt[1][1] is 300: must be below the vocabulary size, 300");
   const Reply all = Post(kCompletions, R"({"prompt": ["a", "b"], "temperature": -1})");
   EXPECT_EQ(ErrorOf(all), "temperature is -1: must be a finite number >= 0")
       << "what is wrong with all of them is not one's";
