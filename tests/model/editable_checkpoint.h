@@ -3,6 +3,8 @@
 #ifndef TESTS_MODEL_EDITABLE_CHECKPOINT_H_
 #define TESTS_MODEL_EDITABLE_CHECKPOINT_H_
 
+#include <bit>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -22,6 +24,21 @@ struct EditableCheckpoint {
     std::string dtype;
     std::vector<int64_t> shape;
     std::string bytes;
+
+    // REQUIRES: F32 or BF16.
+    std::vector<double> Values() const {
+      const size_t width = dtype == "F32" ? 4 : 2;
+      std::vector<double> values(bytes.size() / width);
+      for (size_t i = 0; i < values.size(); ++i) {
+        uint32_t bits = 0;
+        for (size_t byte = 0; byte < width; ++byte) {
+          bits |= uint32_t{static_cast<uint8_t>(bytes[i * width + byte])}
+                  << (8 * (byte + 4 - width));
+        }
+        values[i] = std::bit_cast<float>(bits);
+      }
+      return values;
+    }
   };
   nlohmann::json config;
   std::map<std::string, Tensor> tensors;

@@ -1,7 +1,6 @@
 #include "tests/model/reference_v4.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -62,20 +61,7 @@ class ReferenceV4 {
   };
   using Mixes = std::vector<TokenMix>;
 
-  Row Values(const std::string& name) const {
-    const EditableCheckpoint::Tensor& tensor = checkpoint_.tensors.at(name);
-    const size_t width = tensor.dtype == "F32" ? 4 : 2;
-    Row values(tensor.bytes.size() / width);
-    for (size_t i = 0; i < values.size(); ++i) {
-      uint32_t bits = 0;
-      for (size_t byte = 0; byte < width; ++byte) {
-        bits |= uint32_t{static_cast<uint8_t>(tensor.bytes[i * width + byte])}
-                << (8 * (byte + 4 - width));
-      }
-      values[i] = std::bit_cast<float>(bits);
-    }
-    return values;
-  }
+  Row Values(const std::string& name) const { return checkpoint_.tensors.at(name).Values(); }
 
   static Row Multiply(const Row& w, const Row& x) {
     Row y(w.size() / x.size());
