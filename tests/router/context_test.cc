@@ -21,12 +21,7 @@ constexpr auto kBoth = ferry::v1::WORKER_ROLE_BOTH;
 
 class ContextTest : public RouterFixture {
  protected:
-  ferry::v1::ModelCard Card() {
-    grpc::ClientContext context;
-    ferry::v1::ListModelsResponse response;
-    EXPECT_TRUE(stub_->ListModels(&context, {}, &response).ok());
-    return response.models(0);
-  }
+  ferry::v1::ModelCard Card() { return ListModels().models(0); }
   void ExpectContext(uint32_t tokens) {
     const ferry::v1::ModelCard card = Card();
     EXPECT_EQ(card.max_model_len(), tokens);
@@ -40,6 +35,22 @@ class ContextTest : public RouterFixture {
                                                       ", and at least one token must fit behind "
                                                       "it")));
   }
+  // A request that waits for the one worker that takes its prompt, which has left its port.
+  void StartForOneThatIsAway() {
+    options_.worker_wait = absl::Seconds(20);
+    Add({.role = kPrefill, .max_model_len = 1000});
+    FakeWorker* const large = Add({.role = kPrefill, .max_model_len = 2000});
+    Add({.role = kDecode, .max_model_len = 3000});
+    StartRouter();
+    away_port_ = large->port();
+    large->Kill();
+    ASSERT_TRUE(WaitForWorkers(1, 1));
+    waiting_ = Start(Tokens(1500));
+    ASSERT_TRUE(Eventually([&] { return router_->num_running() == 1; }));
+  }
+
+  int32_t away_port_ = 0;
+  std::unique_ptr<RunningCall> waiting_;
 };
 
 TEST_F(ContextTest, APairTakesWhatTheSmallerOfTheTwoTakes) {
@@ -127,35 +138,17 @@ TEST_F(ContextTest, WorkersThatAreAwayDoNotCountAndAreNamedWithWhatTheyTake) {
 }
 
 TEST_F(ContextTest, ARequestWaitsForTheWorkerThatTakesIt) {
-  options_.worker_wait = absl::Seconds(20);
-  Add({.role = kPrefill, .max_model_len = 1000});
-  FakeWorker* const large = Add({.role = kPrefill, .max_model_len = 2000});
-  Add({.role = kDecode, .max_model_len = 3000});
-  StartRouter();
-  const int32_t port = large->port();
-  large->Kill();
-  ASSERT_TRUE(WaitForWorkers(1, 1));
-  const auto call = Start(Tokens(1500));
-  ASSERT_TRUE(Eventually([&] { return router_->num_running() == 1; }));
-  FakeWorker again({.role = kPrefill, .max_model_len = 2000, .port = port}, &directory_);
-  const Answer answer = call->Wait();
+  ASSERT_NO_FATAL_FAILURE(StartForOneThatIsAway());
+  FakeWorker again({.role = kPrefill, .max_model_len = 2000, .port = away_port_}, &directory_);
+  const Answer answer = waiting_->Wait();
   EXPECT_EQ(answer.status, absl::OkStatus());
   EXPECT_EQ(answer.summary.prefill_worker(), again.address());
 }
 
 TEST_F(ContextTest, OneThatWaitsInVainForItIsToldSo) {
-  options_.worker_wait = absl::Seconds(20);
-  Add({.role = kPrefill, .max_model_len = 1000});
-  FakeWorker* const large = Add({.role = kPrefill, .max_model_len = 2000});
-  Add({.role = kDecode, .max_model_len = 3000});
-  StartRouter();
-  const int32_t port = large->port();
-  large->Kill();
-  ASSERT_TRUE(WaitForWorkers(1, 1));
-  const auto call = Start(Tokens(1500));
-  ASSERT_TRUE(Eventually([&] { return router_->num_running() == 1; }));
-  FakeWorker small({.role = kPrefill, .max_model_len = 1200, .port = port}, &directory_);
-  EXPECT_EQ(call->Wait().status,
+  ASSERT_NO_FATAL_FAILURE(StartForOneThatIsAway());
+  FakeWorker small({.role = kPrefill, .max_model_len = 1200, .port = away_port_}, &directory_);
+  EXPECT_EQ(waiting_->Wait().status,
             absl::InvalidArgumentError("prompt has 1500 tokens: the context is 1200, and at least "
                                        "one token must fit behind it"));
 }

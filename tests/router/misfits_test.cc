@@ -28,12 +28,6 @@ constexpr auto kPrefill = ferry::v1::WORKER_ROLE_PREFILL;
 
 class MisfitsTest : public RouterFixture {
  protected:
-  ferry::v1::ListModelsResponse ListModels() {
-    grpc::ClientContext context;
-    ferry::v1::ListModelsResponse response;
-    EXPECT_TRUE(stub_->ListModels(&context, {}, &response).ok());
-    return response;
-  }
   static absl::Status Incompatible(const std::string& words) {
     return status::WithReason(absl::FailedPreconditionError(words), status::kIncompatible);
   }

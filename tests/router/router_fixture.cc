@@ -189,6 +189,13 @@ ferry::v1::GenerateRequest RouterFixture::Tokens(int n, uint32_t first, uint32_t
   return request;
 }
 
+ferry::v1::ListModelsResponse RouterFixture::ListModels() {
+  grpc::ClientContext context;
+  ferry::v1::ListModelsResponse response;
+  EXPECT_TRUE(stub_->ListModels(&context, {}, &response).ok());
+  return response;
+}
+
 Answer RouterFixture::Generate(const ferry::v1::GenerateRequest& request, absl::Duration timeout) {
   return Start(request, timeout)->Wait();
 }

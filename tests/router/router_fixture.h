@@ -82,6 +82,7 @@ class RouterFixture : public testing::Test {
   static ferry::v1::GenerateRequest Text(const std::string& text, uint32_t max_tokens = 16);
   // A prompt of `n` tokens that starts with `first`.
   static ferry::v1::GenerateRequest Tokens(int n, uint32_t first = 1, uint32_t max_tokens = 16);
+  ferry::v1::ListModelsResponse ListModels();
   Answer Generate(const ferry::v1::GenerateRequest& request,
                   absl::Duration timeout = absl::Seconds(30));
   std::unique_ptr<RunningCall> Start(const ferry::v1::GenerateRequest& request,
