@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/cache_policy.h"
+
 namespace kernels::cuda {
 
 using Barrier = uint64_t;
@@ -91,12 +93,6 @@ __device__ inline void CopyBox(void* shared, const CUtensorMap* map, Barrier* ba
       : "memory");
 }
 // The same with what the second-level cache does with the box's bytes.
-using CachePolicy = uint64_t;
-__device__ inline CachePolicy EvictFirst() {
-  CachePolicy policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
 __device__ inline void CopyBox(void* shared, const CUtensorMap* map, Barrier* barrier,
                                int32_t column, int32_t row, int32_t matrix, CachePolicy policy) {
   asm volatile(

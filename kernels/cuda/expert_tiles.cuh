@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/bulk_copy.cuh"
+#include "kernels/cuda/cache_policy.h"
 #include "kernels/cuda/expert_products.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/moe.h"
@@ -178,7 +179,7 @@ __device__ inline void CopyWeightBox(const ExpertProduct& product, const ExpertT
                                : (is_second ? &product.second : &product.first);
   const int32_t from = tile.column_begin + row - (is_second ? kHalf : 0);
   if (product.rows_stay && !tile.is_shared()) {
-    CopyBox(to, map, barrier, k, from, tile.expert, EvictFirst());
+    CopyBox(to, map, barrier, k, from, tile.expert, kEvictFirst);
   } else {
     CopyBox(to, map, barrier, k, from, max(tile.expert, 0));
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/bulk_copy.cuh"
+#include "kernels/cuda/cache_policy.h"
 #include "kernels/cuda/float8_product.cuh"
 #include "kernels/cuda/index_runs.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -171,11 +172,6 @@ __device__ void CopyBytes(void* shared, const void* from, uint32_t bytes, Barrie
       : "r"(SharedAddress(shared)), "l"(from), "r"(bytes), "r"(SharedAddress(barrier)), "l"(policy)
       : "memory");
 }
-__device__ CachePolicy EvictNormal() {
-  CachePolicy policy;
-  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
 
 // What sends for a warpgroup's tiles: one of its warps.  A tile comes in pieces of one block each,
 // and lanes look up several tiles' pieces at a time.
@@ -206,7 +202,7 @@ class Sender {
     const auto key_bytes = static_cast<uint32_t>(piece_keys_ * F::kKeyBytes);
     const auto scale_bytes = static_cast<uint32_t>(F::kFloat8 ? piece_keys_ * sizeof(float) : 0);
     // Keys that one row alone sees are read once.
-    const CachePolicy policy = run_.num_rows == 1 ? EvictFirst() : EvictNormal();
+    const CachePolicy policy = run_.num_rows == 1 ? kEvictFirst : kNoHint;
     ArriveAndExpect(full, key_bytes + scale_bytes);
     if (F::kFloat8 && pieces_ == 1 && to_scales_ == kKeys * F::kKeyBytes) {  // one after the other
       return CopyBytes(keys, from_, key_bytes + scale_bytes, full, policy);

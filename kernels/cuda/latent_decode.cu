@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/bulk_copy.cuh"
+#include "kernels/cuda/cache_policy.h"
 #include "kernels/cuda/latent_attention.cuh"
 #include "kernels/cuda/latent_line.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -28,7 +29,6 @@ __device__ void CopyKeys(LatentShared<S>& shared, const LatentArgs& args,
   const int32_t first_key = lane * args.box_rows;  // of the tile
   const bool has_box = first_key < kLatentTileKeys;
   constexpr uint32_t kChunkBytes = kChunkBoxes * kBoxElements * sizeof(uint16_t);
-  const CachePolicy policy = EvictFirst();
   bool waited = false;
   RingPosition<S::kChunks> at;
   for (; !walk.done(); walk.Advance()) {
@@ -55,7 +55,7 @@ __device__ void CopyKeys(LatentShared<S>& shared, const LatentArgs& args,
         for (int32_t box = 0; box < kChunkBoxes; ++box) {
           CopyBox(shared.keys[at.stage][box] + first_key * kBoxColumns, &args.keys, full,
                   (chunk * kChunkBoxes + box) * kBoxColumns, key % params.pages.block_size, block,
-                  policy);
+                  kEvictFirst);
         }
       }
       if (exists && block < 0) NoteFault(args.fault, FaultKind::kNoBlock, walk.seq(), key);

@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     DownKernel(const __grid_constant__ MoeStreamArgs args) {
   using Ring = RingFor<kFormats, kDepth>;
   constexpr int32_t kRows = kTiles * kTokensPerTile;
-  Ring ring(DynamicShared());
+  Ring ring(DynamicShared(), args.weight_policy);
   Tables tables;
   const Pieces pieces = CutShared(args.experts);
   LayOut(DynamicShared() + Ring::kBytes, args.num_rows, args.num_rows * args.top_k, pieces.total,

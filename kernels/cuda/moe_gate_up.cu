@@ -148,7 +148,7 @@ template <typename S>
 __global__ void __launch_bounds__(kStreamThreads, 1)
     GateUpKernel(const __grid_constant__ MoeStreamArgs args) {
   std::byte* memory = DynamicShared();
-  typename S::Ring ring(memory);
+  typename S::Ring ring(memory, args.weight_policy);
   auto* reduce = reinterpret_cast<WarpSums<S::kTiles>*>(memory + S::Ring::kBytes);
   auto* experts = reinterpret_cast<Expert*>(memory + S::Ring::kBytes + S::kSumBytes);
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/cuda/cache_policy.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/moe_stream.h"
 
@@ -30,6 +31,7 @@ struct MoeStreamWorkspace {
 
 struct MoeStreamArgs {
   StreamExperts experts;
+  CachePolicy weight_policy = kEvictFirst;
   MoeStreamWorkspace work = {};
   int32_t num_rows;
   int32_t num_experts;

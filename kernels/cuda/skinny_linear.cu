@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/cache_policy.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear_output.cuh"
 #include "kernels/cuda/numbers.cuh"
@@ -19,6 +20,7 @@ constexpr int32_t PaddingOf(WeightFormat format) {
 
 struct Args {
   StreamedMatrix weight;  // [rows, depth]
+  CachePolicy weight_policy = kEvictFirst;
   int64_t depth = 0;
   int64_t columns = 0;  // of the output
   int32_t num_tiles = 0;
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   constexpr int32_t kPadding = PaddingOf(kFormat);
   __shared__ WarpSums<kTiles> reduce[2];
   __shared__ float inverses[kMaxSkinnyRows];
-  Ring ring(DynamicShared());
+  Ring ring(DynamicShared(), args.weight_policy);
   auto* rows = reinterpret_cast<uint16_t*>(DynamicShared() + Ring::kBytes);
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;

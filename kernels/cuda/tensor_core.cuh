@@ -14,6 +14,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/cache_policy.h"
+
 namespace kernels::cuda {
 
 struct alignas(16) Words4 {
@@ -71,12 +73,12 @@ __device__ inline void CopyAsync(void* shared, const void* from, bool valid) {
                  "r"(valid ? 16 : 0));
 }
 // The same from `from` plus kFrom bytes to an address of shared memory plus kTo, of memory that is
-// read once and known to exist.
+// known to exist.
 template <int kTo, int kFrom>
-__device__ inline void CopyAsyncStreaming(uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0 + %2], [%1 + %3], 16;"
+__device__ inline void CopyAsyncStreaming(uint32_t to, const void* from, CachePolicy policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0 + %2], [%1 + %3], 16, %4;"
                :
-               : "r"(to), "l"(from), "n"(kTo), "n"(kFrom));
+               : "r"(to), "l"(from), "n"(kTo), "n"(kFrom), "l"(policy));
 }
 // 16 bytes at an address of shared memory; after WaitForCopies.
 __device__ inline Words4 LoadShared(uint32_t from) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "kernels/cuda/cache_policy.h"
 #include "kernels/cuda/tensor_core.cuh"
 #include "kernels/cuda/weight_format.h"
 #include "kernels/cuda/weight_stream.cuh"
@@ -82,8 +83,10 @@ class WeightRing {
   static constexpr int32_t kScaleSlotBytes = kScaleBytes * kStreamWarps;
   static constexpr size_t kBytes = size_t{kSlotBytes + kScaleSlotBytes} * kDepth;
 
-  __device__ explicit WeightRing(std::byte* shared)
-      : begin_(static_cast<uint32_t>(__cvta_generic_to_shared(shared)) +
+  // `policy`: one of the kernel's parameters (cache_policy.h).
+  __device__ WeightRing(std::byte* shared, CachePolicy policy)
+      : policy_(policy),
+        begin_(static_cast<uint32_t>(__cvta_generic_to_shared(shared)) +
                threadIdx.x * static_cast<uint32_t>(sizeof(Words4))),
         slot_(begin_),
         scales_begin_(static_cast<uint32_t>(__cvta_generic_to_shared(shared)) +
@@ -162,19 +165,19 @@ class WeightRing {
  private:
   static constexpr int32_t kRowStepBytes = 64;
 
-  __device__ static void PushRow(uint32_t to, const std::byte* row, int32_t count) {
+  __device__ void PushRow(uint32_t to, const std::byte* row, int32_t count) const {
     if (count >= kSteps) {
       PushSteps(to, row, std::make_integer_sequence<int32_t, kSteps>());
     } else {
       for (int32_t s = 0; s < count; ++s) {
-        CopyAsyncStreaming<0, 0>(to + s * kStepBytes, row + s * kRowStepBytes);
+        CopyAsyncStreaming<0, 0>(to + s * kStepBytes, row + s * kRowStepBytes, policy_);
       }
     }
   }
   template <int32_t... kS>
-  static __device__ void PushSteps(uint32_t to, const std::byte* row,
-                                   std::integer_sequence<int32_t, kS...>) {
-    (CopyAsyncStreaming<kS * kStepBytes, kS * kRowStepBytes>(to, row), ...);
+  __device__ void PushSteps(uint32_t to, const std::byte* row,
+                            std::integer_sequence<int32_t, kS...>) const {
+    (CopyAsyncStreaming<kS * kStepBytes, kS * kRowStepBytes>(to, row, policy_), ...);
   }
   template <WeightFormat kFormat, int32_t kTiles, int32_t... kS>
   __device__ void MultiplySteps(float (&sums)[kTiles][4], float (&odd)[kTiles][4],
@@ -194,6 +197,7 @@ class WeightRing {
     }
   }
 
+  const CachePolicy policy_;
   const uint32_t begin_;  // this lane's first piece
   uint32_t slot_;         // where the next chunk goes; with the ring full, the oldest one
   const uint32_t scales_begin_;
