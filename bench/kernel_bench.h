@@ -55,7 +55,7 @@ class KernelBench final {
   using Launch = std::function<absl::Status(const kernels::LaunchContext&, int32_t rotation)>;
   // Prints a title and a heading.
   void Group(const std::string& title);
-  // Times launches of rotations 0, 1 .. in one graph and prints the row.
+  // Times launches of rotations 0, 1 .. and again from 0 in one graph, and prints the row.
   void Time(const Row& row, int32_t rotations, const Launch& launch);
   // The rows printed so far as a list of {name, us, floor_us, bar_us, peer_us}.  Exits with a
   // message if the file cannot be written.
