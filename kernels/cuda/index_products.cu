@@ -1,6 +1,7 @@
 #include "kernels/cuda/index_products.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/cache_policy.h"
@@ -10,6 +11,7 @@
 #include "kernels/cuda/narrow_product.cuh"
 #include "kernels/cuda/tensor_core.cuh"
 #include "kernels/cuda/warpgroup_product.cuh"
+#include "kernels/cuda/weight_ring.cuh"
 
 namespace kernels::cuda {
 namespace {
@@ -35,7 +37,7 @@ struct Format {
 
 // What a block has: warpgroups, tiles on the way to each of them, rows of a run and of a product.
 template <bool kFloat8, int32_t kWarpgroups_, int32_t kStages_, int32_t kRunRows_,
-          int32_t kTogether_, int32_t kBlocks_>
+          int32_t kTogether_, int32_t kBlocks_, bool kAhead_>
 struct Form : Format<kFloat8> {
   static constexpr int32_t kWarpgroups = kWarpgroups_;
   static constexpr int32_t kThreads = kWarpgroups * kWarpgroupThreads;
@@ -44,14 +46,19 @@ struct Form : Format<kFloat8> {
   static constexpr int32_t kRunRows = kRunRows_;
   static constexpr int32_t kTogether = kTogether_;
   static constexpr int32_t kBlocks = kBlocks_;  // a multiprocessor has room for
+  static constexpr bool kAhead = kAhead_;       // sends for a row during the run before
+  static_assert(kFloat8 || !kAhead);
   using Cursor = RunCursor<kRunRows>;
 };
-using Bfloat16Keys = Form<false, 4, 2, 4, 1, 1>;
-using ManyRows = Form<true, 4, 4, 8, 2, 1>;
+// Keys on their way are as few as keep the memory busy: whatever else a block asks for comes behind
+// them.
+using Bfloat16Keys = Form<false, 4, 2, 4, 1, 1, false>;
+using ManyRows = Form<true, 4, 4, 8, 2, 1, false>;  // of prompts
+using DecodeRows = Form<true, 4, 2, 4, 1, 1, true>;
 // For few rows: a multiprocessor has room for the next kernel's block too, which is there and knows
 // what to send for when this one's ends.
-using FewRows = Form<true, 2, 4, 4, 1, 2>;
-constexpr int32_t kFewRows = 8;
+using FewRows = Form<true, 2, 2, 2, 1, 2, true>;
+constexpr int32_t kDecodeRows = 256, kFewRows = 8;
 
 template <bool kFloat8>
 struct Tile {
@@ -59,12 +66,21 @@ struct Tile {
   float scales[kKeys];  // of fp8 keys
 };
 
+// A run's first row as it is in memory, on its way while the keys of the run before are scored.  A
+// warp has its own heads.
+struct alignas(16) NextRow {
+  float q[kHeads][kDim];
+  float weights[kHeads];
+};
+struct NoRow {};
+
 template <typename F>
 struct Shared {
   std::byte q[F::kRunRows / F::kTogether][F::kBoxes][F::kTogether * kHeads * kLineBytes];
   Tile<F::kFloat8> tiles[F::kWarpgroups][F::kStages];
   float weights[F::kRunRows][kHeads];  // in the order of WeightPlace
-  int32_t num_keys[F::kRunRows];       // that a row scores
+  std::conditional_t<F::kAhead, NextRow, NoRow> next;
+  int32_t num_keys[F::kRunRows];  // that a row scores
   int32_t warp_tiles[F::kWarps];
   Barrier full[F::kWarpgroups][F::kStages];
 };
@@ -89,31 +105,71 @@ __device__ Scale ScaleOf(float amax) {
           __uint_as_float((2 * kBias - exponent) << kOneExponent)};
 }
 
-// Queries and weights of the run's rows, and how many keys of each are scored.  fp8: a head's
-// query has a scale of its own, a power of two, which its weight takes up.
+// The heads of a row that this warp loads.
+template <typename F>
+struct WarpHeads {
+  static constexpr int32_t kCount = CeilDiv(kHeads, F::kWarps);
+  const int32_t first = static_cast<int32_t>(threadIdx.x) / kWarpSize * kCount;
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+};
+
+// Has this warp's heads of a row set out for shared.next.  REQUIRES: WaitForRow since the last
+// call.
+template <typename F>
+__device__ void SendForRow(Shared<F>& shared, const IndexerLogitsParams& params, int32_t row) {
+  const WarpHeads<F> heads;
+  const float* q = params.q + row * params.q_row_stride + 4 * heads.lane;
+#pragma unroll
+  for (int32_t i = 0; i < heads.kCount; ++i) {
+    const int32_t head = heads.first + i;
+    if (head >= kHeads) break;
+    CopyAsync(&shared.next.q[head][4 * heads.lane], q + head * params.q_head_stride, true);
+  }
+  const int32_t head = heads.first + heads.lane;
+  if (heads.lane >= heads.kCount || head >= kHeads) return;
+  CopyWordAsync(SharedAddress(&shared.next.weights[head]),
+                params.weights + row * params.weights_row_stride + head);
+}
+
+// Then the warp's lanes see its heads.
+__device__ void WaitForRow() {
+  CommitCopies();
+  WaitForCopies<0>();
+  __syncwarp();
+}
+
+// Queries and weights of the run's rows, of the first one from shared.next if there is one, and how
+// many keys of each are scored.  fp8: a head's query has a scale of its own, a power of two, which
+// its weight takes up.
 template <typename F>
 __device__ void LoadRows(Shared<F>& shared, const IndexerLogitsParams& params,
                          const IndexRun& run) {
-  constexpr int32_t kHeadsOfWarp = CeilDiv(kHeads, F::kWarps);
   constexpr int32_t kParts = F::kKeyBytes / 4 / kWarpSize;  // words of a lane
   constexpr int32_t kValues = kDim / kWarpSize / kParts;    // of a word
-  const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
-  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+  const WarpHeads<F> heads;
+  const int32_t lane = heads.lane;
+  if constexpr (F::kAhead) WaitForRow();
 #pragma unroll 2
   for (int32_t row = 0; row < run.num_rows; ++row) {
     const int64_t from = run.first_row + row;
-    float values[kHeadsOfWarp][kParts][kValues];
-    float weights[kHeadsOfWarp];
+    float values[heads.kCount][kParts][kValues];
+    float weights[heads.kCount];
 #pragma unroll
-    for (int32_t i = 0; i < kHeadsOfWarp; ++i) {
-      const int32_t head = warp * kHeadsOfWarp + i;
+    for (int32_t i = 0; i < heads.kCount; ++i) {
+      const int32_t head = heads.first + i;
       if (head >= kHeads) break;
       const float* q = params.q + from * params.q_row_stride + head * params.q_head_stride;
 #pragma unroll
       for (int32_t part = 0; part < kParts; ++part) {
         const int32_t at = kValues * (part * kWarpSize + lane);
         if constexpr (F::kFloat8) {
-          const float4 four = __ldcg(reinterpret_cast<const float4*>(q + at));
+          float4 four;
+          if constexpr (F::kAhead) {
+            four = row == 0 ? *reinterpret_cast<const float4*>(&shared.next.q[head][at])
+                            : __ldcg(reinterpret_cast<const float4*>(q + at));
+          } else {
+            four = __ldcg(reinterpret_cast<const float4*>(q + at));
+          }
           values[i][part][0] = four.x, values[i][part][1] = four.y;
           values[i][part][2] = four.z, values[i][part][3] = four.w;
         } else {
@@ -121,11 +177,16 @@ __device__ void LoadRows(Shared<F>& shared, const IndexerLogitsParams& params,
           values[i][part][0] = two.x, values[i][part][1] = two.y;
         }
       }
-      weights[i] = __ldcg(params.weights + from * params.weights_row_stride + head);
+      const float* weight = params.weights + from * params.weights_row_stride + head;
+      if constexpr (F::kAhead) {
+        weights[i] = row == 0 ? shared.next.weights[head] : __ldcg(weight);
+      } else {
+        weights[i] = __ldcg(weight);
+      }
     }
 #pragma unroll
-    for (int32_t i = 0; i < kHeadsOfWarp; ++i) {
-      const int32_t head = warp * kHeadsOfWarp + i;
+    for (int32_t i = 0; i < heads.kCount; ++i) {
+      const int32_t head = heads.first + i;
       if (head >= kHeads) break;
       uint32_t words[kParts];
       if constexpr (F::kFloat8) {
@@ -188,6 +249,10 @@ class Sender {
         pieces_(kKeys / piece_keys_),
         run_(run) {}
 
+  // Finds the first tiles' keys, which may be done before they are written.
+  __device__ void FindAhead(int32_t index) {
+    if (index < end_) Find(index);
+  }
   // Has the keys of tile `index` and their scales brought; the next call is for the warpgroup's
   // next tile.
   __device__ void Send(int32_t index, Tile<F::kFloat8>& to, Barrier* full) {
@@ -360,24 +425,32 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks)
   TileShare<F::kRunRows> share = FindShare<F::kRunRows>(params, shared.warp_tiles);
   IndexRun run;
   if (share.begin < share.end) run = share.cursor.Find(params, share.begin);
-  WaitForPrevious();
-  if (share.begin == share.end) return;
   // Every kWarpgroups-th tile is this warpgroup's.
   int32_t index = share.begin + warpgroup;
   Sender<F> sender(params, fault, share.end, share.cursor, run);
+  if (sends) sender.FindAhead(index);
+  WaitForPrevious();
+  if (share.begin == share.end) return;
+  const int32_t t = thread % 4;
+  const int32_t first_key = thread % kWarpgroupThreads / kWarpSize * 16 + thread % kWarpSize / 4;
+  const int32_t my_key = first_key + 8 * (t % 2);
+  RingPosition<F::kStages> position;
+  // Before the keys, which would be in their way.
+  if constexpr (F::kAhead) SendForRow(shared, params, run.first_row);
   if (sends) {
     for (int32_t stage = 0; stage < F::kStages; ++stage) {
       sender.Send(index + stage * F::kWarpgroups, shared.tiles[warpgroup][stage],
                   &shared.full[warpgroup][stage]);
     }
   }
-  const int32_t t = thread % 4;
-  const int32_t first_key = thread % kWarpgroupThreads / kWarpSize * 16 + thread % kWarpSize / 4;
-  const int32_t my_key = first_key + 8 * (t % 2);
-  RingPosition<F::kStages> position;
   for (;;) {
     LoadRows(shared, params, run);
     __syncthreads();
+    // Probably the next run's first row.
+    const int32_t next_row = run.first_row + run.num_rows;
+    if constexpr (F::kAhead) {
+      if (run.end_tile < share.end) SendForRow(shared, params, next_row);
+    }
     const int32_t end = min(run.end_tile, share.end);
     for (; index < end; index += F::kWarpgroups) {
       Barrier* full = &shared.full[warpgroup][position.stage];
@@ -409,6 +482,12 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocks)
     }
     if (end == share.end) return;
     run = share.cursor.Find(params, end);
+    if constexpr (F::kAhead) {
+      if (run.first_row != next_row) {
+        WaitForRow();
+        SendForRow(shared, params, run.first_row);
+      }
+    }
     __syncthreads();  // nobody reads the rows before
   }
 }
@@ -440,7 +519,8 @@ absl::Status IndexProducts(const Launcher& launcher, const IndexerLogitsParams& 
                   params, launcher.device.fault);
   };
   if (params.pages.format != KvFormat::kFp8IndexKey) return launch(Bfloat16Keys());
-  return params.rows.num_rows <= kFewRows ? launch(FewRows()) : launch(ManyRows());
+  if (params.rows.num_rows <= kFewRows) return launch(FewRows());
+  return params.rows.num_rows <= kDecodeRows ? launch(DecodeRows()) : launch(ManyRows());
 }
 
 }  // namespace kernels::cuda

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "tests/kernels/cuda/device_test.h"
@@ -175,27 +176,33 @@ TEST_P(CudaIndexProductsTest, AKeyMayStandForSeveralTokens) {
   Check(batch);
 }
 
-// Of so many tiles that each block has several runs and each warpgroup uses its buffers again.
+// Of so many tiles that each block has several runs and each warpgroup uses its buffers again: a
+// batch of decodes, few rows, and a prompt's many.
 TEST_P(CudaIndexProductsTest, ALogitsBitsDependOnItsRowAndKeyAlone) {
-  std::vector<IndexerBatch::Row> rows;
-  for (int32_t r = 0; r < 60; ++r) rows.push_back({r % 3, r % 3 == 0 ? 40 * r : 5900 + r});
-  for (int32_t r = 0; r < 21; ++r) rows.push_back({2, 5979 + r});
-  IndexerBatch batch(GetParam(), 64, 128, {2500, 6000, 6000}, rows, /*top_k=*/60, 1, /*gap=*/4);
-  const IndexerLogitsParams together = LogitsOnDevice(batch);
-  ASSERT_TRUE(device_->IndexerLogits({}, together).ok());
-  const IndexerLogitsParams alone = LogitsOnDevice(batch);
-  for (int32_t row = batch.num_rows - 1; row >= 0; --row) {
-    IndexerLogitsParams p = alone;
-    p.rows.num_rows = 1;
-    p.rows.positions += row;
-    p.rows.row_to_seq += row;
-    p.q += row * p.q_row_stride;
-    p.weights += row * p.weights_row_stride;
-    p.logits += row * p.logits_stride;
-    ASSERT_TRUE(device_->IndexerLogits({}, p).ok());
+  for (const auto& [decodes, chunk] : {std::pair(60, 21), {8, 0}, {20, 250}}) {
+    SCOPED_TRACE(chunk);
+    std::vector<IndexerBatch::Row> rows;
+    for (int32_t r = 0; r < decodes; ++r) {
+      rows.push_back({r % 3, r % 3 == 0 ? 40 * r : 5900 + r});
+    }
+    for (int32_t r = 0; r < chunk; ++r) rows.push_back({2, 6000 - chunk + r});
+    IndexerBatch batch(GetParam(), 64, 128, {2500, 6000, 6000}, rows, /*top_k=*/60, 1, /*gap=*/4);
+    const IndexerLogitsParams together = LogitsOnDevice(batch);
+    ASSERT_TRUE(device_->IndexerLogits({}, together).ok());
+    const IndexerLogitsParams alone = LogitsOnDevice(batch);
+    for (int32_t row = batch.num_rows - 1; row >= 0; --row) {
+      IndexerLogitsParams p = alone;
+      p.rows.num_rows = 1;
+      p.rows.positions += row;
+      p.rows.row_to_seq += row;
+      p.q += row * p.q_row_stride;
+      p.weights += row * p.weights_row_stride;
+      p.logits += row * p.logits_stride;
+      ASSERT_TRUE(device_->IndexerLogits({}, p).ok());
+    }
+    EXPECT_TRUE(BitEqual(Download(alone.logits, batch.logits.size()),
+                         Download(together.logits, batch.logits.size())));
   }
-  EXPECT_TRUE(BitEqual(Download(alone.logits, batch.logits.size()),
-                       Download(together.logits, batch.logits.size())));
 }
 
 // As they come: a head's query is rounded by its own size, to three or to seven bits behind the
