@@ -4,7 +4,9 @@
 // the order of fragment_order.cuh, and sums float32.
 //
 // A sum is over the depth in ascending order, in a tree that the hardware fixes: a token's bits do
-// not depend on the other tokens, nor on its place in the tile.
+// not depend on the other tokens, nor on its place in the tile.  Of a matrix of few tiles up to 128
+// tokens' depth is cut among the blocks of a cluster, whose sums are added in ascending order:
+// theirs may differ from those of more tokens.
 
 #ifndef KERNELS_CUDA_QUANTIZED_PRODUCTS_H_
 #define KERNELS_CUDA_QUANTIZED_PRODUCTS_H_

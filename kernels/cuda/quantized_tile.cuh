@@ -55,6 +55,8 @@ class QuantizedRing {
     return reinterpret_cast<uint16_t*>(weights() + kWeightBytes) +
            half * tile_tokens_ * kBoxColumns;
   }
+  // All of it.
+  __device__ float* memory() const { return reinterpret_cast<float*>(begin_); }
   __device__ int32_t stage() const { return stage_; }
   __device__ uint32_t parity() const { return parity_; }
   __device__ void Advance() {
@@ -149,16 +151,22 @@ __device__ void LoadCodes(uint32_t (&codes)[4], const std::byte* from, int32_t r
   LoadMatrices(codes, from + (((piece + lane / 16) ^ turn) * 16));
 }
 
-// Multiplies a tile's depth; sums[4 j + 2 i + c] is row i of the thread's two and token 8 j + 2 t +
-// c.
+// Stages of a tile's depth.
+struct StageRange {
+  int32_t begin;
+  int32_t end;
+};
+
+// Multiplies these stages of a tile's depth; sums[4 j + 2 i + c] is row i of the thread's two and
+// token 8 j + 2 t + c.
 template <WeightFormat kFormat, int32_t kTokens>
 __device__ void MultiplyDepth(QuantizedRing<kFormat>& ring, QuantizedBarriers& barriers,
                               const WarpRows& rows, const StageScales<kFormat>& scales,
-                              int32_t num_stages, float (&sums)[kTokens / 2]) {
+                              const StageRange& stages, float (&sums)[kTokens / 2]) {
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   const int32_t row = (lane / 8 % 2 == 0 ? rows.top : rows.bottom) + lane % 8;
-  uint32_t next_top = scales.Top(0), next_bottom = scales.Bottom(0);
-  for (int32_t s = 0; s < num_stages; ++s) {
+  uint32_t next_top = scales.Top(stages.begin), next_bottom = scales.Bottom(stages.begin);
+  for (int32_t s = stages.begin; s < stages.end; ++s) {
     const uint32_t top = next_top, bottom = next_bottom;
     next_top = scales.Top(s + 1);
     next_bottom = scales.Bottom(s + 1);

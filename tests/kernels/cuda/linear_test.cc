@@ -288,9 +288,11 @@ TEST_F(CudaRoundingLinearTest, EqualsTheCpu) {
     int64_t n, k;
   };
   for (const WeightKind& kind : kRoundingKinds) {
-    for (const Shape& shape : {Shape{4, 32}, {16, 64}, {50, 288}, {300, 576}, {70, 2048}}) {
+    // The depth of the longer ones is cut in two, four and eight, evenly or not.
+    for (const Shape& shape :
+         {Shape{4, 32}, {16, 64}, {50, 288}, {300, 576}, {140, 1104}, {70, 2048}}) {
       const TestWeight weight = MakeWeight(kind, shape.n, shape.k, 1);
-      for (const int32_t rows : {1, 7, 8, 9, 16, 17, 40}) {
+      for (const int32_t rows : {1, 7, 8, 9, 16, 17, 40, 100}) {
         SCOPED_TRACE(testing::Message()
                      << kind.name << " " << shape.n << " x " << shape.k << ", " << rows);
         const std::vector<float> input = RoundFloats(rows * shape.k, 2);
