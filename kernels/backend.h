@@ -77,18 +77,14 @@ class Backend {
 
   // Whether operations take pointers to host memory.
   virtual bool uses_host_memory() const = 0;
-  // For copies that need not wait for the launches of the null context, nor these for them.
-  virtual LaunchContext copy_context() const = 0;
   // Blocks until everything launched in `context` has run.
   // Errors: kInternal if any of it failed, or met an index or a value that cannot be; the backend
   // is then unusable.
   virtual absl::Status Synchronize(const LaunchContext& context) = 0;
 
   // Memory.  Copies are launches as well: of host memory that is pinned they may read or write
-  // until Synchronize, of other host memory only during the call.
-  //
-  // Pins memory that outlives the backend.  Errors: kResourceExhausted.
-  virtual absl::Status PinHostMemory(absl::Span<std::byte> /*host*/) { return absl::OkStatus(); }
+  // until Synchronize, of other host memory only during the call.  Those beside the launches are
+  // kernels/device_copies.h.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> Allocate(int64_t size_bytes) = 0;
   // Pinned host memory, zeroed.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(int64_t size_bytes) {

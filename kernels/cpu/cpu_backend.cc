@@ -80,7 +80,6 @@ class CpuBackend final : public Backend {
   AttentionBackend& attention() override { return attention_; }
 
   bool uses_host_memory() const override { return true; }
-  LaunchContext copy_context() const override { return {}; }
   absl::Status Synchronize(const LaunchContext&) override { return absl::OkStatus(); }
 
   absl::StatusOr<std::unique_ptr<Buffer>> Allocate(int64_t size_bytes) override {

@@ -2,7 +2,6 @@
 
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/absorbed_decode.h"
@@ -37,7 +36,6 @@ class Runtime {
     ASSIGN_OR_RETURN(Device device, OpenDevice());
     device.bfloat16 = options.bfloat16;
     ASSIGN_OR_RETURN(Stream stream, Stream::Create());
-    ASSIGN_OR_RETURN(Stream copy_stream, Stream::Create());
     void* fault = nullptr;
     RETURN_IF_ERROR(ToStatus(cudaHostAlloc(&fault, sizeof(Fault), cudaHostAllocMapped),
                              "allocating pinned memory"));
@@ -47,8 +45,8 @@ class Runtime {
     RETURN_IF_ERROR(ToStatus(cudaMemsetAsync(tickets->data(), 0, kTicketBytes, stream.get()),
                              "clearing tickets"));
     device.tickets = reinterpret_cast<uint32_t*>(tickets->data());
-    return std::unique_ptr<Runtime>(new Runtime(std::move(device), std::move(stream),
-                                                std::move(copy_stream), std::move(tickets)));
+    return std::unique_ptr<Runtime>(
+        new Runtime(std::move(device), std::move(stream), std::move(tickets)));
   }
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
@@ -63,7 +61,6 @@ class Runtime {
   }
 
   const Device& device() const { return device_; }
-  LaunchContext copy_context() const { return {.stream = copy_stream_.get()}; }
 
   absl::Status Synchronize(const LaunchContext& context) const {
     RETURN_IF_ERROR(ToStatus(cudaStreamSynchronize(On(context).stream), "running a step"));
@@ -71,15 +68,11 @@ class Runtime {
   }
 
  private:
-  Runtime(Device device, Stream stream, Stream copy_stream, std::unique_ptr<DeviceBuffer> tickets)
-      : device_(std::move(device)),
-        stream_(std::move(stream)),
-        copy_stream_(std::move(copy_stream)),
-        tickets_(std::move(tickets)) {}
+  Runtime(Device device, Stream stream, std::unique_ptr<DeviceBuffer> tickets)
+      : device_(std::move(device)), stream_(std::move(stream)), tickets_(std::move(tickets)) {}
 
   Device device_;
   Stream stream_;
-  Stream copy_stream_;
   std::unique_ptr<DeviceBuffer> tickets_;
 };
 
@@ -129,7 +122,6 @@ class CudaBackend final : public Backend {
   std::string_view name() const override { return "cuda"; }
   AttentionBackend& attention() override { return attention_; }
   bool uses_host_memory() const override { return false; }
-  LaunchContext copy_context() const override { return runtime_->copy_context(); }
   absl::Status Synchronize(const LaunchContext& context) override {
     return runtime_->Synchronize(context);
   }
@@ -142,11 +134,6 @@ class CudaBackend final : public Backend {
     return buffer;
   }
 
-  absl::Status PinHostMemory(absl::Span<std::byte> host) override {
-    ASSIGN_OR_RETURN(PinnedRange range, PinnedRange::Pin(host));
-    pinned_.push_back(std::move(range));
-    return absl::OkStatus();
-  }
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(int64_t size_bytes) override {
     return PinnedBuffer::Allocate(size_bytes);
   }
@@ -283,7 +270,6 @@ class CudaBackend final : public Backend {
 
   std::unique_ptr<Runtime> runtime_;
   CudaAttention attention_;
-  std::vector<PinnedRange> pinned_;
 };
 
 }  // namespace

@@ -22,17 +22,6 @@ absl::StatusOr<std::unique_ptr<DeviceBuffer>> DeviceBuffer::Allocate(int64_t siz
   return std::unique_ptr<DeviceBuffer>(new DeviceBuffer(static_cast<std::byte*>(data), size_bytes));
 }
 
-absl::StatusOr<PinnedRange> PinnedRange::Pin(absl::Span<std::byte> host) {
-  const cudaError_t error = cudaHostRegister(host.data(), host.size(), cudaHostRegisterDefault);
-  if (error != cudaSuccess) {
-    cudaGetLastError();  // or the next launch would report it
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "cuda: pinning ", host.size(), " bytes of host memory: ", cudaGetErrorString(error), " (",
-        cudaGetErrorName(error), ")"));
-  }
-  return PinnedRange(host.data());
-}
-
 absl::StatusOr<std::unique_ptr<PinnedBuffer>> PinnedBuffer::Allocate(int64_t size_bytes) {
   if (size_bytes < 0) {
     return absl::InvalidArgumentError(absl::StrCat("buffer of ", size_bytes, " bytes"));

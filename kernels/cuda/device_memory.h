@@ -36,26 +36,6 @@ class DeviceBuffer final : public Buffer {
   int64_t size_bytes_;
 };
 
-// Host memory that the device copies from and to by itself while this lives.
-class PinnedRange final {
- public:
-  // Errors: kResourceExhausted naming the size.
-  static absl::StatusOr<PinnedRange> Pin(absl::Span<std::byte> host);
-  PinnedRange(PinnedRange&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
-  PinnedRange& operator=(PinnedRange&& other) noexcept {
-    std::swap(data_, other.data_);
-    return *this;
-  }
-  ~PinnedRange() {
-    if (data_ != nullptr) cudaHostUnregister(data_);
-  }
-
- private:
-  explicit PinnedRange(std::byte* data) : data_(data) {}
-
-  std::byte* data_;
-};
-
 // Pinned host memory.
 class PinnedBuffer final : public Buffer {
  public:

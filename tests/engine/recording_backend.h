@@ -20,7 +20,6 @@ class RecordingBackend final : public kernels::Backend {
   std::string_view name() const override { return "recording"; }
   kernels::AttentionBackend& attention() override { return cpu_->attention(); }
   bool uses_host_memory() const override { return false; }
-  kernels::LaunchContext copy_context() const override { return {}; }
   absl::Status Synchronize(const kernels::LaunchContext&) override { return absl::OkStatus(); }
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> Allocate(int64_t size_bytes) override {
     return cpu_->Allocate(size_bytes);

@@ -43,19 +43,5 @@ TEST_F(CudaBackendTest, CopyBlocksCopiesWholeBlocksInOrder) {
               HasSubstr("2 blocks to 1"));
 }
 
-TEST_F(CudaBackendTest, CopiesOnTheCopyStreamWaitForNobody) {
-  const std::vector<float> values = {1, 2, 3};
-  float* device = Upload(values);
-  ASSERT_TRUE(device_->Synchronize({}).ok());
-  std::vector<float> read(3);
-  const LaunchContext context = device_->copy_context();
-  ASSERT_TRUE(device_
-                  ->CopyToHost(context, {reinterpret_cast<std::byte*>(read.data()), 12},
-                               reinterpret_cast<const std::byte*>(device))
-                  .ok());
-  ASSERT_TRUE(device_->Synchronize(context).ok());
-  EXPECT_EQ(read, values);
-}
-
 }  // namespace
 }  // namespace kernels
