@@ -110,32 +110,61 @@ class Meter final : public kv_transfer::ReceiveSink {
 std::string Hex(const std::string& s) { return s.empty() ? "-" : absl::BytesToHexString(s); }
 std::string Unhex(const std::string& s) { return s == "-" ? "" : absl::HexStringToBytes(s); }
 
+struct Peer {
+  Epoch epoch;
+  LinkAddress address;
+};
+
 void Print(std::ostream& out, const Epoch& epoch, const LinkAddress& address) {
   out << Hex(epoch.ToBytes()) << " " << Hex(address.host_id) << " " << Hex(address.worker_address)
-      << " " << Hex(address.listener) << std::endl;
+      << " " << Hex(address.listener) << " " << Hex(address.slots) << std::endl;
 }
+
+Peer ReadPeer(std::istream& in, const std::string& kind) {
+  std::string epoch_hex, host_id, worker_address, listener, slots;
+  in >> epoch_hex >> host_id >> worker_address >> listener >> slots;
+  return {.epoch = *Epoch::FromBytes(Unhex(epoch_hex)),
+          .address = {.kind = kind,
+                      .host_id = Unhex(host_id),
+                      .worker_address = Unhex(worker_address),
+                      .listener = Unhex(listener),
+                      .slots = Unhex(slots)}};
+}
+
+// Of the sender, to whom nobody sends.
+class Nothing final : public kv_transfer::ReceiveSink {
+ public:
+  absl::StatusOr<absl::Span<std::byte>> OnOffer(const Epoch&, const MessageHeader&) override {
+    return absl::FailedPreconditionError("the sender receives nothing");
+  }
+  void OnReceived(const Epoch&, const MessageHeader&, absl::Status) override {}
+  void OnPeerLost(const Epoch&, absl::Status) override {}
+};
 
 std::unique_ptr<kv_transfer::Transport> MakeTransport(const Options& options, const Epoch& epoch) {
   static const std::unique_ptr<kernels::DeviceCopies> copies = TestMemory::Get().MakeCopies();
-  auto transport = kv_transfer::MakeUcx(options.kind + options.path, epoch, copies.get());
+  auto transport =
+      kv_transfer::MakeUcx(options.kind + options.path, epoch, copies.get(),
+                           {.num_shared = kv_transfer::kSharedSlots, .bytes = options.block_bytes});
   FERRY_CHECK(transport.ok()) << transport.status();
   return *std::move(transport);
 }
 
-// Reads the receiver's address from stdin and sends until everything is gone.
+// Reads the receiver's address from stdin, writes its own to stdout, and sends until everything is
+// gone, as soon as the receiver has connected too.
 int RunSender(const Options& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  std::string epoch_hex, host_id, worker_address, listener;
-  std::cin >> epoch_hex >> host_id >> worker_address >> listener;
-  const Epoch receiver = *Epoch::FromBytes(Unhex(epoch_hex));
-  const LinkAddress address{.kind = options.kind,
-                            .host_id = Unhex(host_id),
-                            .worker_address = Unhex(worker_address),
-                            .listener = Unhex(listener)};
+  const auto [receiver, address] = ReadPeer(std::cin, options.kind);
   const absl::Span<std::byte> pool = MakePool(options, PoolBlocks(options) * options.block_bytes);
-  const auto transport = MakeTransport(options, Epoch::Random());
+  Nothing nothing;
+  const Epoch epoch = Epoch::Random();
+  const auto transport = MakeTransport(options, epoch);
+  transport->SetSink(&nothing);
   const absl::Status status = transport->Connect(receiver, {address}, absl::Seconds(10));
   FERRY_CHECK(status.ok()) << status;
+  Print(std::cout, epoch, transport->addresses().front());
+  std::string word;
+  std::cin >> word;
   const int64_t messages = kWarmUp + options.total_bytes / options.block_bytes;
   std::mutex mutex;  // guards in_flight
   std::condition_variable changed;
@@ -166,8 +195,7 @@ int RunSender(const Options& options) {
   std::unique_lock lock(mutex);
   changed.wait(lock, [&] { return in_flight == 0; });
   lock.unlock();
-  std::string end;
-  std::cin >> end;  // the receiver has everything
+  std::cin >> word;  // the receiver has everything
   return 0;
 }
 
@@ -179,11 +207,12 @@ int RunReceiver(const Options& options, char** argv) {
   const auto transport = MakeTransport(options, epoch);
   transport->SetSink(&meter);
 
-  int in[2];
-  FERRY_CHECK(pipe2(in, O_CLOEXEC) == 0) << "pipe";
+  int in[2], out[2];
+  FERRY_CHECK(pipe2(in, O_CLOEXEC) == 0 && pipe2(out, O_CLOEXEC) == 0) << "pipe";
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, in[0], 0);
+  posix_spawn_file_actions_adddup2(&actions, out[1], 1);
   std::vector<std::string> words = {argv[0],
                                     "--sender",
                                     "--kind=" + options.kind,
@@ -202,6 +231,14 @@ int RunReceiver(const Options& options, char** argv) {
   std::ostringstream line;
   Print(line, epoch, transport->addresses().front());
   FERRY_CHECK(write(in[1], line.str().data(), line.str().size()) > 0) << "telling the sender";
+  close(out[1]);
+  std::string told;
+  for (char c = 0; c != '\n' && read(out[0], &c, 1) == 1;) told += c;
+  std::istringstream words_of_sender(told);
+  const auto [sender, address] = ReadPeer(words_of_sender, options.kind);
+  const absl::Status connected = transport->Connect(sender, {address}, absl::Seconds(10));
+  FERRY_CHECK(connected.ok()) << connected;
+  FERRY_CHECK(write(in[1], "go\n", 3) == 3) << "telling the sender";
 
   const double seconds = meter.WaitForSeconds();
   close(in[1]);  // the sender's stdin ends
@@ -227,9 +264,10 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app("measures Ferry's transport between two processes");
   app.add_option("--kind", options.kind, "shm, tcp or rc");
-  app.add_option("--path", options.path,
-                 "of a GPU's memory (FERRY_TEST_MEMORY=cuda): _staged or _device (with shm)")
-      ->check(CLI::IsMember({"_staged", "_device"}));
+  app.add_option(
+         "--path", options.path,
+         "of a GPU's memory (FERRY_TEST_MEMORY=cuda): _staged, or with shm _shared or _device")
+      ->check(CLI::IsMember({"_staged", "_shared", "_device"}));
   app.add_option("--block_bytes", options.block_bytes)->check(CLI::Range(1, 8 << 20));
   app.add_option("--pool_bytes", options.pool_bytes, "0: one block, reused");
   app.add_option("--total_bytes", options.total_bytes);

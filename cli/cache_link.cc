@@ -46,8 +46,9 @@ absl::StatusOr<CacheLink::Side> CacheLink::OpenSide(engine::Engine& engine) {
   ASSIGN_OR_RETURN(side.copies, engine.MakeCopies());
   const engine::CacheSpans cache = engine.cache();
   if (side.copies != nullptr) {
-    side.transport = kv_transfer::CreateStagedTransport(
-        std::move(side.transport), side.copies.get(), kv_transfer::kMaxMessageBytes);
+    side.transport =
+        kv_transfer::CreateStagedTransport(std::move(side.transport), side.copies.get(),
+                                           kv_transfer::kMaxMessageBytes, /*shared=*/nullptr);
   }
   const auto kind =
       side.copies == nullptr ? kv_transfer::MemoryKind::kHost : kv_transfer::MemoryKind::kDevice;

@@ -124,7 +124,8 @@ class TransferServiceImpl final : public TransferService,
       links.push_back({.kind = link.kind(),
                        .host_id = link.host_id(),
                        .worker_address = link.worker_address(),
-                       .listener = service::ReachableAddress(link.listener(), context->peer())});
+                       .listener = service::ReachableAddress(link.listener(), context->peer()),
+                       .slots = link.slots()});
     }
     links_->Connect(
         *peer, address, std::move(links),
@@ -137,6 +138,7 @@ class TransferServiceImpl final : public TransferService,
             link->set_host_id(own.host_id);
             link->set_worker_address(own.worker_address);
             link->set_listener(service::OwnAddressFor(own.listener, caller));
+            link->set_slots(own.slots);
           }
           Answer(reactor, status);
         });

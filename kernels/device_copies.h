@@ -21,6 +21,12 @@
 
 namespace kernels {
 
+// Host memory that the device copies from and to by itself while this lives.
+class HostPin {
+ public:
+  virtual ~HostPin() = default;
+};
+
 class DeviceCopies {
  public:
   // Errors: kInternal if the device has failed.
@@ -31,6 +37,9 @@ class DeviceCopies {
   // Memory of the host that the device copies from and to by itself; other processes may read it.
   // Errors: kResourceExhausted naming the size.
   virtual absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(int64_t size_bytes) = 0;
+  // The same of whole pages that the caller has mapped, shared with other processes or not, and
+  // keeps longer than the result.
+  virtual absl::StatusOr<std::unique_ptr<HostPin>> Pin(absl::Span<std::byte> host) = 0;
 
   // `host` lies in such memory.  Both sides stay untouched until `done`.
   virtual void ToHost(absl::Span<std::byte> host, const std::byte* device, Done done) = 0;

@@ -178,6 +178,9 @@ class IncomingTransfersImpl final : public IncomingTransfers, public ReceiveSink
       return absl::FailedPreconditionError(
           absl::StrCat("stale attempt ", header.attempt, ", current is ", transfer.spec.attempt));
     }
+    if (header.slot != 0 || header.kind > MessageKind::kHeartbeat) {
+      return absl::InvalidArgumentError("a message between staged transports");
+    }
     if (header.kind == MessageKind::kHeartbeat) {
       if (header.length != 0) {
         return absl::InvalidArgumentError(absl::StrCat("heartbeat of ", header.length, " bytes"));

@@ -116,7 +116,7 @@ void Network::Send(const Epoch& from, const Epoch& to, const MessageHeader& head
   message->done = std::move(done);
   if (decide != nullptr) message->fault = (*decide)(header);
   std::lock_guard lock(mutex_);
-  if (header.length != data.size() || data.size() > static_cast<size_t>(kMaxMessageBytes)) {
+  if (header.following() != data.size() || data.size() > static_cast<size_t>(kMaxMessageBytes)) {
     End(message, absl::InvalidArgumentError(
                      absl::StrCat("message of ", data.size(), " bytes, header ", header.length)));
     return;
@@ -283,7 +283,7 @@ void Network::Offer(const MessagePtr& message) {
                                 : absl::AbortedError("refused by the receiver"));
       return;
     }
-    FERRY_CHECK(destination->size() == message->header.length) << destination->size();
+    FERRY_CHECK(destination->size() == message->header.following()) << destination->size();
     message->destination = *destination;
     copy_now = message->fault != LoopbackFault::kDelay || message->cut;
     message->state = Message::State::kHeld;
@@ -300,6 +300,9 @@ void Network::Copy(const MessagePtr& message) {
     message->state = Message::State::kCopying;
     cut = message->cut;
     sink = message->receiver->sink;
+    TransportStats& stats = message->receiver->stats;
+    ++(cut ? stats.messages_failed : stats.messages_received);
+    if (!cut) stats.bytes_received += message->header.length;
   }
   if (!cut && !message->data.empty()) {
     std::memcpy(message->destination.data(), message->data.data(), message->data.size());
@@ -307,9 +310,6 @@ void Network::Copy(const MessagePtr& message) {
   sink->OnReceived(message->from, message->header,
                    cut ? absl::UnavailableError("link lost") : absl::OkStatus());
   std::lock_guard lock(mutex_);
-  TransportStats& stats = message->receiver->stats;
-  ++(cut ? stats.messages_failed : stats.messages_received);
-  if (!cut) stats.bytes_received += message->header.length;
   End(message, message->cut ? absl::UnavailableError("link lost") : absl::OkStatus());
 }
 

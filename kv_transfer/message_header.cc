@@ -17,6 +17,7 @@ WireHeader EncodeMessageHeader(const MessageHeader& header) {
   WireHeader raw{};
   StoreLittleEndian<uint32_t>(kMagic, raw.data());
   StoreLittleEndian<uint16_t>(kVersion, raw.data() + 4);
+  StoreLittleEndian<uint16_t>(header.slot, raw.data() + 6);
   std::memcpy(raw.data() + 8, header.transfer_id.data(), header.transfer_id.size());
   StoreLittleEndian<uint32_t>(header.attempt, raw.data() + 24);
   StoreLittleEndian<uint32_t>(static_cast<uint32_t>(header.kind), raw.data() + 28);
@@ -41,10 +42,11 @@ absl::StatusOr<MessageHeader> DecodeMessageHeader(absl::Span<const std::byte> ra
   }
   const auto kind = LoadLittleEndian<uint32_t>(raw.data() + 28);
   if (kind < static_cast<uint32_t>(MessageKind::kBlock) ||
-      kind > static_cast<uint32_t>(MessageKind::kHeartbeat)) {
+      kind > static_cast<uint32_t>(MessageKind::kSlotRefused)) {
     return absl::InvalidArgumentError(absl::StrCat("message kind ", kind));
   }
   MessageHeader header;
+  header.slot = LoadLittleEndian<uint16_t>(raw.data() + 6);
   std::memcpy(header.transfer_id.data(), raw.data() + 8, header.transfer_id.size());
   header.attempt = LoadLittleEndian<uint32_t>(raw.data() + 24);
   header.kind = static_cast<MessageKind>(kind);

@@ -3,7 +3,7 @@
 //   offset  bytes  field
 //        0      4  magic "FKVB"
 //        4      2  version, 1
-//        6      2  zero
+//        6      2  slot, 0: the bytes follow
 //        8     16  transfer_id
 //       24      4  attempt
 //       28      4  kind

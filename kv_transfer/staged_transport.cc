@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <set>
@@ -13,6 +12,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kv_transfer/message_header.h"
+#include "kv_transfer/slot_peers.h"
+#include "kv_transfer/staged_sends.h"
 #include "kv_transfer/staging_slots.h"
 #include "status/check.h"
 #include "status/status_macros.h"
@@ -20,38 +21,22 @@
 namespace kv_transfer {
 namespace {
 
-using Done = std::function<void(absl::Status)>;
-
-// What goes to and comes from a peer until its link is lost; a later link to it is another one.
+// What comes from a peer until its link is lost; a later link to it is another one.
 struct Link {
-  explicit Link(const Epoch& to) : peer(to) {}
+  explicit Link(const Epoch& from) : peer(from) {}
   const Epoch peer;
-  struct Queued {
-    MessageHeader header;
-    absl::Span<const std::byte> data;  // the device's
-    Done done;
-  };
-  std::deque<Queued> queue;  // sends without a slot
-  int32_t num_sending = 0;   // with one
-  int32_t num_landing = 0;   // receives that were accepted and have not been reported
+  int32_t num_landing = 0;  // receives that were accepted and have not been reported
   bool lost = false;
   absl::Status cause;
-
-  bool idle() const { return queue.empty() && num_sending == 0 && num_landing == 0; }
 };
 using LinkPtr = std::shared_ptr<Link>;
-
-struct Sending {
-  LinkPtr link;
-  Link::Queued message;
-  std::byte* slot;
-};
 
 struct Landing {
   LinkPtr link;
   MessageHeader header;
   absl::Span<std::byte> destination;  // the device's
-  std::byte* slot;                    // null: the link writes to the destination
+  const std::byte* slot;              // null: the link writes to the destination
+  std::byte* own_slot;                // the same if it is ours, null if it is the sender's
 };
 
 // Of two messages that are alike either may take the other's slot: their bytes are the same ones.
@@ -67,13 +52,21 @@ absl::Status Detached(const absl::Status& status) { return {status.code(), statu
 class StagedTransport final : public Transport, private ReceiveSink {
  public:
   StagedTransport(std::unique_ptr<Transport> inner, kernels::DeviceCopies* copies,
-                  int64_t slot_bytes)
-      : copies_(copies), slots_(copies, slot_bytes), inner_(std::move(inner)) {
+                  int64_t slot_bytes, std::unique_ptr<SharedSlots> shared)
+      : copies_(copies),
+        slots_(copies, slot_bytes),
+        shared_(copies, std::move(shared)),
+        inner_(std::move(inner)),
+        sends_(inner_.get(), copies, &slots_, &shared_) {
     FERRY_CHECK(slot_bytes > 0 && slot_bytes <= kMaxMessageBytes) << slot_bytes;
   }
   ~StagedTransport() override { Close(); }
 
-  std::vector<LinkAddress> addresses() const override { return inner_->addresses(); }
+  std::vector<LinkAddress> addresses() const override {
+    std::vector<LinkAddress> addresses = inner_->addresses();
+    shared_.Offer(addresses);
+    return addresses;
+  }
 
   absl::Status Register(absl::Span<std::byte> region, MemoryKind kind) override {
     return inner_->Register(region, kind);
@@ -94,6 +87,7 @@ class StagedTransport final : public Transport, private ReceiveSink {
       staged_peers_.insert(peer);
       num_peers = static_cast<int64_t>(staged_peers_.size());
     }
+    if (ReadSlotsOf(peer, peer_addresses)) return absl::OkStatus();
     // Until they are there each message that comes makes its own.
     return slots_.Provide(num_peers * kStagingSlotsPerPeer, [this](absl::Span<std::byte> memory) {
       return inner_->Register(memory, MemoryKind::kHost);
@@ -102,12 +96,14 @@ class StagedTransport final : public Transport, private ReceiveSink {
 
   std::string LinkName(const Epoch& peer) const override {
     const std::string name = inner_->LinkName(peer);
-    return name.empty() || inner_->TakesDeviceMemory(peer) ? name : absl::StrCat(name, "+staged");
+    if (name.empty() || inner_->TakesDeviceMemory(peer)) return name;
+    return absl::StrCat(name,
+                        shared_.ReadsOurs(peer) || shared_.WeRead(peer) ? "+shared" : "+staged");
   }
   bool TakesDeviceMemory(const Epoch&) const override { return true; }
 
   void Send(const Epoch& peer, const MessageHeader& header, absl::Span<const std::byte> data,
-            Done done) override {
+            StagedSends::Done done) override {
     // The inner transport says what is wrong with a length before it reads a byte.
     if (data.empty() || header.length != data.size() || inner_->TakesDeviceMemory(peer)) {
       return inner_->Send(peer, header, data, std::move(done));
@@ -116,14 +112,7 @@ class StagedTransport final : public Transport, private ReceiveSink {
       return done(absl::InvalidArgumentError(
           absl::StrCat("message of ", data.size(), " bytes, slots have ", slots_.slot_bytes())));
     }
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (!closed_) {
-        LinkTo(peer)->queue.push_back({header, data, std::exchange(done, nullptr)});
-      }
-    }
-    if (done) return done(absl::UnavailableError("the transport is closed"));
-    Pump();
+    sends_.Send(peer, header, data, std::move(done));
   }
 
   absl::Status Fence(const Epoch& peer, absl::Duration timeout) override {
@@ -144,95 +133,38 @@ class StagedTransport final : public Transport, private ReceiveSink {
   TransportStats stats() const override { return inner_->stats(); }
 
   void Close() override {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      closed_ = true;
-    }
+    sends_.Close();
     inner_->Close();
     // What had a slot ends by itself: the inner transport takes nothing any more.
+    sends_.Wait();
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock,
-                  [this] { return links_.empty() && losing_.empty() && num_under_way_ == 0; });
+    changed_.wait(lock, [this] { return links_.empty() && losing_.empty() && num_landing_ == 0; });
   }
 
  private:
-  LinkPtr& LinkTo(const Epoch& peer) {  // mutex_ is held
-    LinkPtr& link = links_[peer];
-    if (link == nullptr) link = std::make_shared<Link>(peer);
-    return link;
-  }
-
-  // After a change of its counts.  mutex_ is held.
-  void ForgetIfIdle(const LinkPtr& link) {
-    if (!link->lost && link->idle()) links_.erase(link->peer);
-    changed_.notify_all();
-  }
-
-  // Starts the copies that the windows allow.
-  void Pump() {
-    std::vector<std::shared_ptr<Sending>> ready;
-    {
+  // Maps what the peer offers and tells it so.  False: it offers nothing that we can read.
+  bool ReadSlotsOf(const Epoch& peer, absl::Span<const LinkAddress> peer_addresses) {
+    if (!shared_.WeRead(peer)) {
+      absl::StatusOr<std::shared_ptr<const PeerSlots>> slots =
+          shared_.Open(inner_->addresses(), peer_addresses);
+      if (!slots.ok()) return false;
       const std::lock_guard<std::mutex> lock(mutex_);
-      for (const auto& [peer, link] : links_) {
-        while (!link->queue.empty() && link->num_sending < kSendWindow) {
-          std::byte* const slot = slots_.Take();
-          ready.push_back(
-              std::make_shared<Sending>(Sending{link, std::move(link->queue.front()), slot}));
-          link->queue.pop_front();
-          ++link->num_sending;
-          ++num_under_way_;
-        }
-      }
+      if (!staged_peers_.contains(peer)) return true;  // lost meanwhile
+      shared_.Add(peer, *std::move(slots));
     }
-    for (const std::shared_ptr<Sending>& one : ready) {
-      if (one->slot == nullptr) {
-        FinishSend(*one, absl::ResourceExhaustedError("no memory for copies of the device"));
-        continue;
-      }
-      const absl::Span<const std::byte> data = one->message.data;
-      copies_->ToHost({one->slot, data.size()}, data.data(),
-                      [this, one](absl::Status status) { OnStaged(one, std::move(status)); });
-    }
-  }
-
-  void OnStaged(const std::shared_ptr<Sending>& one, absl::Status status) {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (status.ok() && one->link->lost) status = Lost(*one->link);
-    }
-    if (!status.ok()) return FinishSend(*one, std::move(status));
-    inner_->Send(one->link->peer, one->message.header, {one->slot, one->message.data.size()},
-                 [this, one](absl::Status sent) { FinishSend(*one, std::move(sent)); });
-  }
-
-  void FinishSend(Sending& one, absl::Status status) {
-    if (one.slot != nullptr) slots_.Return(one.slot);
-    one.message.done(std::move(status));
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      --one.link->num_sending;
-      ForgetIfIdle(one.link);
-    }
-    Pump();
-    Leave();
-  }
-
-  // The last thing that a callback does here: Close may return from now on.
-  void Leave() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    --num_under_way_;
-    changed_.notify_all();
-  }
-
-  static absl::Status Lost(const Link& link) {  // mutex_ is held
-    return absl::UnavailableError(
-        absl::StrCat("link to ", link.peer.ToHex(), ": ", std::string(link.cause.message())));
+    MessageHeader note;
+    note.kind = MessageKind::kSlotsMapped;
+    note.receiver_epoch = peer;
+    inner_->Send(peer, note, {}, [](const absl::Status&) {});
+    return true;
   }
 
   // ReceiveSink: on the inner transport's progress thread.
 
   absl::StatusOr<absl::Span<std::byte>> OnOffer(const Epoch& sender,
                                                 const MessageHeader& header) override {
+    if (header.kind > MessageKind::kHeartbeat) return OnNote(sender, header);
+    if (header.slot != 0) return OnOfferInSlot(sender, header);
     if (header.length == 0) return sink_->OnOffer(sender, header);
     if (header.length > static_cast<uint64_t>(slots_.slot_bytes())) {
       return absl::InvalidArgumentError(
@@ -248,16 +180,59 @@ class StagedTransport final : public Transport, private ReceiveSink {
       if (!direct) slots_.Return(slot);
       return destination.status();
     }
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const LinkPtr& link = LinkTo(sender);
-    ++link->num_landing;
-    ++num_under_way_;
-    landings_.emplace(KeyOf(sender, header),
-                      std::make_shared<Landing>(Landing{link, header, *destination, slot}));
+    Land(sender, header, *destination, slot, slot);
     return direct ? *destination : absl::Span<std::byte>(slot, header.length);
   }
 
+  // The bytes are there; the device may read them when the sink has said where to.
+  absl::StatusOr<absl::Span<std::byte>> OnOfferInSlot(const Epoch& sender,
+                                                      const MessageHeader& header) {
+    const absl::Span<const std::byte> bytes = shared_.Find(sender, header.slot, header.length);
+    MessageHeader told = header;  // as if it had come over the link
+    told.slot = 0;
+    absl::StatusOr<absl::Span<std::byte>> destination =
+        bytes.empty() ? absl::InvalidArgumentError(absl::StrCat("no slot ", header.slot))
+                      : sink_->OnOffer(sender, told);
+    if (!destination.ok()) {
+      Answer(sender, header, MessageKind::kSlotRefused);
+      return destination.status();
+    }
+    Land(sender, header, *destination, bytes.data(), nullptr);
+    return absl::Span<std::byte>();
+  }
+
+  void Land(const Epoch& sender, const MessageHeader& header, absl::Span<std::byte> destination,
+            const std::byte* slot, std::byte* own_slot) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    LinkPtr& link = links_[sender];
+    if (link == nullptr) link = std::make_shared<Link>(sender);
+    ++link->num_landing;
+    ++num_landing_;
+    landings_.emplace(KeyOf(sender, header), std::make_shared<Landing>(Landing{
+                                                 link, header, destination, slot, own_slot}));
+  }
+
+  void Answer(const Epoch& sender, const MessageHeader& header, MessageKind kind) {
+    MessageHeader answer = header;
+    answer.kind = kind;
+    answer.receiver_epoch = sender;
+    answer.length = 0;
+    inner_->Send(sender, answer, {}, [](const absl::Status&) {});  // if not, the link is lost
+  }
+
+  // What staged transports tell one another; nothing follows it.
+  absl::StatusOr<absl::Span<std::byte>> OnNote(const Epoch& sender, const MessageHeader& note) {
+    if (note.length != 0) return absl::InvalidArgumentError("a note with bytes");
+    if (note.kind == MessageKind::kSlotsMapped) {
+      shared_.AddReader(sender);
+    } else {
+      sends_.OnAnswer(sender, note);
+    }
+    return absl::Span<std::byte>();
+  }
+
   void OnReceived(const Epoch& sender, const MessageHeader& header, absl::Status status) override {
+    if (header.kind > MessageKind::kHeartbeat) return;
     if (header.length == 0) return sink_->OnReceived(sender, header, std::move(status));
     std::shared_ptr<Landing> one;
     {
@@ -279,25 +254,34 @@ class StagedTransport final : public Transport, private ReceiveSink {
   }
 
   void FinishLanding(Landing& one, absl::Status status) {
-    if (one.slot != nullptr) slots_.Return(one.slot);
+    if (one.own_slot != nullptr) slots_.Return(one.own_slot);
+    if (one.header.slot != 0) {
+      Answer(one.link->peer, one.header, MessageKind::kSlotRead);
+      one.header.slot = 0;
+    }
     sink_->OnReceived(one.link->peer, one.header, std::move(status));
     bool last = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      last = --one.link->num_landing == 0 && one.link->lost;
-      ForgetIfIdle(one.link);
+      last = --one.link->num_landing == 0;
+      if (last && !one.link->lost) links_.erase(one.link->peer);
+      last &= one.link->lost;
     }
     if (last) TellLost(one.link);
-    Leave();
+    // The last thing that a callback does here: Close may return from now on.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    --num_landing_;
+    changed_.notify_all();
   }
 
   void OnPeerLost(const Epoch& peer, absl::Status cause) override {
+    sends_.OnPeerLost(peer, cause);
     LinkPtr link;
-    std::deque<Link::Queued> queue;
     bool landed = true;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       staged_peers_.erase(peer);
+      shared_.Lose(peer);
       if (const auto it = links_.find(peer); it != links_.end()) {
         link = it->second;
         links_.erase(it);
@@ -306,12 +290,8 @@ class StagedTransport final : public Transport, private ReceiveSink {
       }
       link->lost = true;
       link->cause = std::move(cause);
-      queue.swap(link->queue);
       landed = link->num_landing == 0;
       losing_.push_back(link);
-    }
-    for (Link::Queued& one : queue) {
-      one.done(absl::UnavailableError(absl::StrCat("link to ", peer.ToHex(), " is lost")));
     }
     if (landed) TellLost(link);
   }
@@ -325,25 +305,27 @@ class StagedTransport final : public Transport, private ReceiveSink {
 
   kernels::DeviceCopies* const copies_;
   StagingSlots slots_;
+  SlotPeers shared_;
   const std::unique_ptr<Transport> inner_;  // has the slots' memory registered
+  StagedSends sends_;
   ReceiveSink* sink_ = nullptr;
 
   std::mutex mutex_;  // guards the rest
   std::condition_variable changed_;
-  std::map<Epoch, LinkPtr> links_;                         // with anything under way, not lost
+  std::map<Epoch, LinkPtr> links_;                         // with anything landing, not lost
   std::vector<LinkPtr> losing_;                            // lost, and the sink has not been told
   std::set<Epoch> staged_peers_;                           // connected
   std::multimap<Key, std::shared_ptr<Landing>> landings_;  // accepted, not arrived
-  int32_t num_under_way_ = 0;  // messages with a slot; their callbacks use this object
-  bool closed_ = false;
+  int32_t num_landing_ = 0;  // of all links; their callbacks use this object
 };
 
 }  // namespace
 
 std::unique_ptr<Transport> CreateStagedTransport(std::unique_ptr<Transport> inner,
-                                                 kernels::DeviceCopies* copies,
-                                                 int64_t slot_bytes) {
-  return std::make_unique<StagedTransport>(std::move(inner), copies, slot_bytes);
+                                                 kernels::DeviceCopies* copies, int64_t slot_bytes,
+                                                 std::unique_ptr<SharedSlots> shared) {
+  FERRY_CHECK(shared == nullptr || shared->slot_bytes() >= slot_bytes);
+  return std::make_unique<StagedTransport>(std::move(inner), copies, slot_bytes, std::move(shared));
 }
 
 }  // namespace kv_transfer

@@ -6,6 +6,10 @@
 // of a transfer run beside its way over the link, and nothing waits for a step of the device or
 // holds one up.
 //
+// Between processes of one host the sender's slot is the receiver's as well (shared_slots.h): the
+// link carries only which one it is, and the answer that it is read no more.  Who has mapped the
+// other's slots says so; until then, and where they cannot be mapped, bytes go over the link.
+//
 // What the contract says of the memory holds for the device's copies too: a send is done only when
 // its copy has ended as well, a message is received only when its bytes are in the device's memory,
 // and OnPeerLost and Fence come after the last copy of that peer.
@@ -20,17 +24,22 @@
 #include <memory>
 
 #include "kernels/device_copies.h"
+#include "kv_transfer/shared_slots.h"
 #include "kv_transfer/transport.h"
 
 namespace kv_transfer {
 
 // Slots that are made for each connected peer: what may be on the wire, and what is being copied.
 inline constexpr int32_t kStagingSlotsPerPeer = kSendWindow + kSendWindow / 2;
+// And for all that read ours: some of them may stand still.
+inline constexpr uint16_t kSharedSlots = 2 * kSendWindow;
 
 // `copies` must outlive it.  `slot_bytes`: of the largest message, at most kMaxMessageBytes; a
-// larger one ends kInvalidArgument.
+// larger one ends kInvalidArgument.  `shared`: for peers of this host, of no fewer bytes; null:
+// none, all goes over links.
 std::unique_ptr<Transport> CreateStagedTransport(std::unique_ptr<Transport> inner,
-                                                 kernels::DeviceCopies* copies, int64_t slot_bytes);
+                                                 kernels::DeviceCopies* copies, int64_t slot_bytes,
+                                                 std::unique_ptr<SharedSlots> shared);
 
 }  // namespace kv_transfer
 

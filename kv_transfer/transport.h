@@ -51,8 +51,15 @@ struct Epoch {
 using TransferId = std::array<uint8_t, 16>;
 
 // A heartbeat carries no bytes: it says that the sender of an open transfer is at work on what
-// comes next.
-enum class MessageKind : uint32_t { kBlock = 1, kStateSlot = 2, kHeartbeat = 3 };
+// comes next.  What follows it is between two staged transports (staged_transport.cc).
+enum class MessageKind : uint32_t {
+  kBlock = 1,
+  kStateSlot = 2,
+  kHeartbeat = 3,
+  kSlotsMapped = 4,  // who sends this takes messages in the receiver's slots
+  kSlotRead = 5,     // answers such a message, with its fields: the slot is read no more
+  kSlotRefused = 6,  // the same, and the message was refused
+};
 
 // Travels in front of every message; little-endian, 64 bytes on the wire.
 struct MessageHeader {
@@ -62,16 +69,20 @@ struct MessageHeader {
   Epoch receiver_epoch;  // whom the sender means; another process drops it as stale
   uint32_t index = 0;    // position in the reservation; raw block ids never travel
   uint32_t part = 0;     // of a block above kMaxMessageBytes: covers part * kMaxMessageBytes ..
-  uint64_t length = 0;   // bytes that follow
+  uint64_t length = 0;   // bytes
+  // Where they are: in this one of the sender's shared slots (shared_slots.h); 0: they follow.
+  uint16_t slot = 0;
+
+  uint64_t following() const { return slot == 0 ? length : 0; }
 };
 
 // Where a receiver wants a message, or why not.
 class ReceiveSink {
  public:
   virtual ~ReceiveSink() = default;
-  // Called before any byte of `header` lands.  Returns the destination, exactly header.length bytes
-  // that stay valid until OnReceived, or an error to drop the message (it is counted, and never
-  // seen as arrived).
+  // Called before any byte of `header` lands.  Returns the destination, exactly header.following()
+  // bytes that stay valid until OnReceived, or an error to drop the message (it is counted, and
+  // never seen as arrived).
   virtual absl::StatusOr<absl::Span<std::byte>> OnOffer(const Epoch& sender,
                                                         const MessageHeader& header) = 0;
   // Once for every accepted offer: OK means the bytes are readable now; otherwise they are
@@ -88,6 +99,7 @@ struct LinkAddress {
   std::string host_id;         // equal = same host (shm is possible)
   std::string worker_address;  // opaque
   std::string listener;        // "ip:port" or ""; who listens on 0.0.0.0 says so
+  std::string slots = "";      // SharedSlots::address()
 };
 
 // Whose memory it is.  A device's is not readable by the host.
@@ -131,8 +143,8 @@ class Transport {
   // Sends `data` (may be empty).  At most kSendWindow messages a peer are on the wire, the rest
   // queue. `done` is called once: OK means the source is read no more and may be reused -- not that
   // it arrived. Errors (through `done`): kUnavailable if the peer is lost or fenced, kAborted if
-  // its sink refused the message, kInvalidArgument if header.length is not data.size() or above
-  // kMaxMessageBytes.
+  // its sink refused the message, kInvalidArgument if header.following() is not data.size() or
+  // above kMaxMessageBytes.
   virtual void Send(const Epoch& peer, const MessageHeader& header,
                     absl::Span<const std::byte> data, std::function<void(absl::Status)> done) = 0;
 

@@ -28,7 +28,7 @@ void UcxLink::Confirm(UcxEndpoint* endpoint) {
 void UcxLink::Send(const MessageHeader& header, absl::Span<const std::byte> data,
                    std::function<void(absl::Status)> done) {
   auto request = std::make_unique<SendRequest>(
-      SendRequest{this, EncodeMessageHeader(header), data, std::move(done)});
+      SendRequest{this, EncodeMessageHeader(header), header.length, data, std::move(done)});
   if (state_ == State::kClosing) {
     ++counters_->messages_failed;
     request->done(absl::UnavailableError(absl::StrCat("link to ", peer_.ToHex(), " is closing")));
@@ -87,7 +87,7 @@ void UcxLink::FinishSend(std::unique_ptr<SendRequest> request, ucs_status_t stat
   --sends_in_flight_;
   if (status == UCS_OK) {
     ++counters_->messages_sent;
-    counters_->bytes_sent += request->data.size();
+    counters_->bytes_sent += request->length;
     request->done(absl::OkStatus());
   } else {
     ++counters_->messages_failed;
@@ -107,7 +107,7 @@ ucs_status_t UcxLink::Offer(ReceiveSink* sink, UcxWorker* worker, const MessageH
   // success.
   const ucs_status_t refused = rendezvous ? UCS_ERR_CANCELED : UCS_OK;
   // A peer that pushes data without asking is not one of ours.
-  if (state_ != State::kUp || sink == nullptr || rendezvous != (header.length > 0)) {
+  if (state_ != State::kUp || sink == nullptr || rendezvous != (header.following() > 0)) {
     ++counters_->messages_refused;
     return refused;
   }
@@ -116,7 +116,7 @@ ucs_status_t UcxLink::Offer(ReceiveSink* sink, UcxWorker* worker, const MessageH
     ++counters_->messages_refused;
     return refused;
   }
-  FERRY_CHECK(destination->size() == header.length)
+  FERRY_CHECK(destination->size() == header.following())
       << destination->size() << " bytes for a message of " << header.length;
   auto request = std::make_unique<ReceiveRequest>(ReceiveRequest{this, sink, header});
   ++receives_in_flight_;

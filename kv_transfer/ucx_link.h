@@ -86,6 +86,7 @@ class UcxLink {
   struct SendRequest {
     UcxLink* link;
     WireHeader header;  // UCX reads it until the send completes
+    uint64_t length;    // that it says
     absl::Span<const std::byte> data;
     std::function<void(absl::Status)> done;
   };

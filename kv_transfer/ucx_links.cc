@@ -67,7 +67,7 @@ ucs_status_t UcxLinks::OnMessage(void* arg, const void* header, size_t header_le
   const auto it = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0
                       ? links->endpoints_.find(param->reply_ep)
                       : links->endpoints_.end();
-  if (!decoded.ok() || decoded->length != length || it == links->endpoints_.end() ||
+  if (!decoded.ok() || decoded->following() != length || it == links->endpoints_.end() ||
       !it->second->confirmed) {
     ++links->counters_->messages_refused;
     return (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 ? UCS_ERR_CANCELED : UCS_OK;

@@ -160,7 +160,7 @@ class UcxTransport final : public Transport {
   void Send(const Epoch& peer, const MessageHeader& header, absl::Span<const std::byte> data,
             std::function<void(absl::Status)> done) override {
     const bool fits =
-        header.length == data.size() && data.size() <= static_cast<size_t>(kMaxMessageBytes);
+        header.following() == data.size() && data.size() <= static_cast<size_t>(kMaxMessageBytes);
     const bool posted = Post([this, peer, header, data, done, fits] {
       if (fits) {
         links_.Send(peer, header, data, done);

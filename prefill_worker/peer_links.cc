@@ -61,6 +61,7 @@ void PeerLinks::Handshake(const Destination& peer, const std::shared_ptr<Stub>& 
     out->set_host_id(address.host_id);
     out->set_worker_address(address.worker_address);
     out->set_listener(address.listener);
+    out->set_slots(address.slots);
   }
   calls_->Start<AsyncStub, ferry::v1::HandshakeRequest, ferry::v1::HandshakeResponse>(
       stub->async(), &AsyncStub::Handshake, std::move(request), runtime_->options.handshake_timeout,
@@ -86,7 +87,8 @@ absl::Status PeerLinks::ConnectTransport(const Destination& peer,
   }
   std::vector<kv_transfer::LinkAddress> addresses;
   for (const ferry::v1::LinkAddress& link : response.links()) {
-    addresses.push_back({link.kind(), link.host_id(), link.worker_address(), link.listener()});
+    addresses.push_back(
+        {link.kind(), link.host_id(), link.worker_address(), link.listener(), link.slots()});
   }
   return runtime_->transport->Connect(peer.epoch, addresses, runtime_->options.handshake_timeout);
 }

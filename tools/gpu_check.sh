@@ -62,7 +62,7 @@ for name in v2_lite v2_group v3 v3_odd v3_fp8 v32 v32_odd v32_native v4_odd v4_n
 done
 for model in "${models[@]}"; do check "parity-$(basename "$model")" parity "$model"; done
 check transport transport transport_contract_test --gtest_filter='-Rdma*:UcxTransportTest*'
-check transport-peers transport peer_process_test --gtest_filter='*_staged:*_device'
+check transport-peers transport peer_process_test --gtest_filter='*_staged:*_shared:*_device'
 check refusal refusal "${models[0]}"
 if ! $quick; then
   if command -v compute-sanitizer > /dev/null; then

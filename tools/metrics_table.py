@@ -56,7 +56,7 @@ VALUES = {
     "model": "a model that the process serves",
     "name": "a flag without its `_s`",
     "outcome": "a status code",
-    "path": "of HTTP one that the router serves, or `other`; of transfers the way to the link, `host`, `device` or `staged`",
+    "path": "of HTTP one that the router serves, or `other`; of transfers the way to the link, `host`, `device`, `shared` or `staged`",
     "phase": "of a step `prefill`, `decode` or `mixed`; of a request the router's phases",
     "reason": "a fixed word or a status code",
     "result": "a status code",

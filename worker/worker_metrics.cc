@@ -49,6 +49,7 @@ const char* PhaseName(StepPhase phase) {
 
 // How the bytes got to a link of this name (Transport::LinkName).
 const char* PathOf(const std::string& link) {
+  if (absl::EndsWith(link, "+shared")) return "shared";
   if (absl::EndsWith(link, "+staged")) return "staged";
   return absl::StrContains(link, "cuda_ipc") ? "device" : "host";
 }

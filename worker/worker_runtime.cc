@@ -1,13 +1,17 @@
 #include "worker/worker_runtime.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/device_copies.h"
+#include "kv_transfer/shared_slots.h"
 #include "kv_transfer/staged_transport.h"
 #include "kv_transfer/ucx_transport.h"
+#include "service/process.h"
 #include "service/startup.h"
 #include "status/status_macros.h"
 #include "tokenizer/tokenizer.h"
@@ -31,6 +35,19 @@ absl::StatusOr<bool> LinksTakeDeviceMemory(const WorkerOptions& options) {
   return absl::FailedPreconditionError(
       absl::StrCat("--cache_path device: UCX ", kv_transfer::UcxVersion(),
                    " knows no memory of CUDA devices here; PyPI's libucx-cu13 does"));
+}
+
+// Staging slots for processes of this host; null: none, and the log says why.
+std::unique_ptr<kv_transfer::SharedSlots> ShareSlots(const WorkerRuntime& runtime,
+                                                     int64_t slot_bytes) {
+  // Where links within the host take the device's memory nothing is staged for them.
+  if (runtime.cache_path != "staged") return nullptr;
+  auto slots = kv_transfer::SharedSlots::Create(runtime.copies.get(), kv_transfer::kSharedSlots,
+                                                slot_bytes);
+  if (slots.ok()) return *std::move(slots);
+  spdlog::warn("staging slots not shared cause={}",
+               service::LogValue(std::string(slots.status().message())));
+  return nullptr;
 }
 
 }  // namespace
@@ -63,13 +80,19 @@ absl::Status MapCache(const CacheSize& size, WorkerRuntime& runtime) {
 
 absl::Status RegisterCache(WorkerRuntime& runtime) {
   ASSIGN_OR_RETURN(runtime.copies, runtime.engine->MakeCopies());
+  if (runtime.copies == nullptr) {
+    runtime.cache_path = "host";
+  } else if (runtime.cache_path != "device") {
+    runtime.cache_path = "staged";
+  }
   const auto kind =
       runtime.copies == nullptr ? kv_transfer::MemoryKind::kHost : kv_transfer::MemoryKind::kDevice;
   if (runtime.copies != nullptr) {
-    const int64_t largest = std::max(runtime.block_bytes(), runtime.state_slot_bytes());
+    const int64_t slot_bytes = std::min(
+        std::max(runtime.block_bytes(), runtime.state_slot_bytes()), kv_transfer::kMaxMessageBytes);
     runtime.transport =
         kv_transfer::CreateStagedTransport(std::move(runtime.transport), runtime.copies.get(),
-                                           std::min(largest, kv_transfer::kMaxMessageBytes));
+                                           slot_bytes, ShareSlots(runtime, slot_bytes));
   }
   const engine::CacheSpans cache = runtime.engine->cache();
   RETURN_IF_ERROR(runtime.transport->Register(cache.token_blocks, kind));
@@ -108,10 +131,8 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> StartRuntime(const WorkerOptions&
   ASSIGN_OR_RETURN(const CacheSize size,
                    CacheSize::For(options, runtime->block_bytes(), runtime->state_slot_bytes()));
   RETURN_IF_ERROR(MapCache(size, *runtime));
+  if (ucx.device_memory) runtime->cache_path = "device";
   RETURN_IF_ERROR(RegisterCache(*runtime));
-  runtime->cache_path = runtime->copies == nullptr ? "host"
-                        : ucx.device_memory        ? "device"
-                                                   : "staged";
   runtime->hasher = std::make_unique<block_hash::BlockHasher>(options.hash_seed);
 
   ASSIGN_OR_RETURN(runtime->speed, MeasureSpeed(*runtime->engine, *runtime->pool));

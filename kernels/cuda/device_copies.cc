@@ -21,6 +21,31 @@
 namespace kernels::cuda {
 namespace {
 
+class PinnedRange final : public HostPin {
+ public:
+  // Errors: kResourceExhausted naming the size.
+  static absl::StatusOr<std::unique_ptr<HostPin>> Pin(absl::Span<std::byte> host) {
+    const std::lock_guard<std::mutex> lock(RecordingMutex());
+    const cudaError_t error = cudaHostRegister(host.data(), host.size(), cudaHostRegisterDefault);
+    if (error == cudaSuccess) return std::unique_ptr<HostPin>(new PinnedRange(host.data()));
+    cudaGetLastError();  // or the next launch would report it
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "cuda: pinning ", host.size(), " bytes of host memory: ", cudaGetErrorString(error), " (",
+        cudaGetErrorName(error), ")"));
+  }
+  PinnedRange(const PinnedRange&) = delete;
+  PinnedRange& operator=(const PinnedRange&) = delete;
+  ~PinnedRange() override {
+    const std::lock_guard<std::mutex> lock(RecordingMutex());
+    cudaHostUnregister(data_);
+  }
+
+ private:
+  explicit PinnedRange(std::byte* data) : data_(data) {}
+
+  std::byte* const data_;
+};
+
 // Mapped here and pinned, not allocated by CUDA: memory of the driver's own cannot be read by other
 // processes (cross-memory attach).
 class MappedBuffer final : public Buffer {
@@ -34,21 +59,19 @@ class MappedBuffer final : public Buffer {
           "cannot map ", size, " bytes for copies of the device: ", std::strerror(errno)));
     }
     madvise(data, size, MADV_HUGEPAGE);  // advice only
-    const cudaError_t error = cudaHostRegister(data, size, cudaHostRegisterDefault);
-    if (error != cudaSuccess) {
-      cudaGetLastError();  // or the next launch would report it
+    absl::StatusOr<std::unique_ptr<HostPin>> pin =
+        PinnedRange::Pin({static_cast<std::byte*>(data), size});
+    if (!pin.ok()) {
       munmap(data, size);
-      return absl::ResourceExhaustedError(
-          absl::StrCat("cuda: pinning ", size, " bytes of host memory: ", cudaGetErrorString(error),
-                       " (", cudaGetErrorName(error), ")"));
+      return pin.status();
     }
     return std::unique_ptr<Buffer>(
-        new MappedBuffer(static_cast<std::byte*>(data), size, size_bytes));
+        new MappedBuffer(static_cast<std::byte*>(data), size, size_bytes, *std::move(pin)));
   }
   MappedBuffer(const MappedBuffer&) = delete;
   MappedBuffer& operator=(const MappedBuffer&) = delete;
   ~MappedBuffer() override {
-    cudaHostUnregister(data_);
+    pin_.reset();
     munmap(data_, mapped_bytes_);
   }
 
@@ -56,12 +79,14 @@ class MappedBuffer final : public Buffer {
   int64_t size_bytes() const override { return size_bytes_; }
 
  private:
-  MappedBuffer(std::byte* data, size_t mapped_bytes, int64_t size_bytes)
-      : data_(data), mapped_bytes_(mapped_bytes), size_bytes_(size_bytes) {}
+  MappedBuffer(std::byte* data, size_t mapped_bytes, int64_t size_bytes,
+               std::unique_ptr<HostPin> pin)
+      : data_(data), mapped_bytes_(mapped_bytes), size_bytes_(size_bytes), pin_(std::move(pin)) {}
 
   std::byte* const data_;
   const size_t mapped_bytes_;
   const int64_t size_bytes_;
+  std::unique_ptr<HostPin> pin_;
 };
 
 absl::Status SettleDevice() {
@@ -159,6 +184,9 @@ class CudaDeviceCopies final : public DeviceCopies {
 
   absl::StatusOr<std::unique_ptr<Buffer>> AllocateHost(int64_t size_bytes) override {
     return MappedBuffer::Map(size_bytes);
+  }
+  absl::StatusOr<std::unique_ptr<HostPin>> Pin(absl::Span<std::byte> host) override {
+    return PinnedRange::Pin(host);
   }
   void ToHost(absl::Span<std::byte> host, const std::byte* device, Done done) override {
     to_host_->Start(host.data(), device, host.size(), std::move(done));

@@ -43,6 +43,9 @@ class HostCopiesImpl final : public HostCopies {
   absl::StatusOr<std::unique_ptr<kernels::Buffer>> AllocateHost(int64_t size_bytes) override {
     return MakeHostBuffer(size_bytes);
   }
+  absl::StatusOr<std::unique_ptr<kernels::HostPin>> Pin(absl::Span<std::byte>) override {
+    return std::make_unique<kernels::HostPin>();
+  }
   void ToHost(absl::Span<std::byte> host, const std::byte* device, Done done) override {
     Start(lanes_[0], {host.data(), device, host.size(), std::move(done)});
   }

@@ -188,10 +188,10 @@ TEST(StateSlotsPairTest, TheWayOfACacheIsTold) {
     PairOptions options = Options();
     options.device_memory = device;
     WorkerPair pair(options);
-    const std::string path = device ? "staged" : "host";
-    EXPECT_EQ(pair.prefill().runtime().cache_path, path);
+    EXPECT_EQ(pair.prefill().runtime().cache_path, device ? "staged" : "host");
+    const std::string path = device ? "shared" : "host";  // both are on this host
     const PairReply reply = ExpectReference(pair, Request("r", Tokens(300, 2), 5));
-    EXPECT_EQ(absl::EndsWith(reply.prefilled.transport(), "+staged"), device);
+    EXPECT_EQ(absl::EndsWith(reply.prefilled.transport(), "+shared"), device);
     EXPECT_THAT(prometheus::TextSerializer().Serialize(pair.prefill().registry().Collect()),
                 testing::HasSubstr(absl::StrCat(
                     "ferry_transfer_link_bytes_total{link=\"shm\",path=\"", path, "\"}")));

@@ -6,8 +6,11 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
 #include "gtest/gtest.h"
 #include "kv_transfer/loopback_transport.h"
 #include "tests/kv_transfer/side.h"
@@ -38,6 +41,17 @@ class TransportContractTest : public testing::TestWithParam<std::string> {
     b_ = MakeSide();
     ASSERT_TRUE(Connect(*a_, *b_).ok());
     ASSERT_TRUE(Connect(*b_, *a_).ok());
+    if (absl::EndsWith(GetParam(), "_shared")) AwaitNotes();
+  }
+  // So that messages lie in shared slots from the first one on.
+  void AwaitNotes() const {
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    for (const Side* side : {a_.get(), b_.get()}) {
+      while (side->transport->stats().messages_received == 0) {
+        ASSERT_LT(absl::Now(), deadline);
+        std::this_thread::yield();
+      }
+    }
   }
   // Expects a transfer from `from` at `to`.
   static TransferId Expect(Side& from, Side& to, Blocks& destination,

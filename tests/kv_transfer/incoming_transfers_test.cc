@@ -232,6 +232,36 @@ TEST(IncomingTransfersTest, HeartbeatsDoNotHideAStuckReceive) {
   network->ReleaseDelayed();
 }
 
+// Here nobody knows a peer's slots.
+TEST(IncomingTransfersTest, WhatIsBetweenStagedTransportsIsRefused) {
+  const auto network = CreateLoopbackNetwork();
+  const Epoch epochs[] = {Epoch::Random(), Epoch::Random()};
+  Side sender(epochs[0], CreateLoopbackTransport(network, epochs[0]));
+  Side receiver(epochs[1], CreateLoopbackTransport(network, epochs[1]));
+  ASSERT_TRUE(
+      sender.transport->Connect(receiver.epoch, receiver.transport->addresses(), absl::Seconds(5))
+          .ok());
+  Blocks destination(1, 100);
+  IncomingSpec spec = SpecFor(RandomId(), sender.epoch, destination);
+  MessageHeader header = sender.HeaderTo(receiver, spec.transfer_id, 0, 100);
+  Promised<IncomingResult> ended;
+  ASSERT_TRUE(receiver.incoming
+                  ->Expect(std::move(spec),
+                           [ended](IncomingResult result) { ended.Set(std::move(result)); })
+                  .ok());
+  header.slot = 1;
+  EXPECT_EQ(sender.SendAndWait(receiver.epoch, header, {}).code(), absl::StatusCode::kAborted);
+  header.slot = 0;
+  header.length = 0;
+  for (const MessageKind kind :
+       {MessageKind::kSlotsMapped, MessageKind::kSlotRead, MessageKind::kSlotRefused}) {
+    header.kind = kind;
+    EXPECT_EQ(sender.SendAndWait(receiver.epoch, header, {}).code(), absl::StatusCode::kAborted);
+  }
+  EXPECT_EQ(ended.times(), 0);
+  EXPECT_EQ(destination.Foreign(), 0);
+}
+
 TEST(IncomingTransfersTest, WhatDidNotArriveIsNamed) {
   const auto network = CreateLoopbackNetwork();
   const Epoch epoch = Epoch::Random(), sender = Epoch::Random();

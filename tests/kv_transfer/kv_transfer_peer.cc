@@ -1,7 +1,7 @@
 // The other process of peer_process_test: a transport driven by lines on stdin, answering on
 // stdout.
 //
-//   address                        -> address EPOCH KIND HOST_ID WORKER_ADDRESS LISTENER
+//   address                        -> address EPOCH KIND HOST_ID WORKER_ADDRESS LISTENER SLOTS
 //   connect EPOCH KIND ...         -> connect CODE
 //   prepare ID BLOCKS BYTES SEED   -> prepared: the memory is filled
 //   send ID BLOCKS BYTES SEED      -> sending, and later: sent CODE NUM_BLOCKS; prepared or not
@@ -131,7 +131,7 @@ int Main(const std::string& name) {
 
 int main(int argc, char** argv) {
   if (argc != 2) {
-    std::cerr << "usage: kv_transfer_peer shm|tcp|shm_staged|tcp_staged|shm_device\n";
+    std::cerr << "usage: kv_transfer_peer shm|tcp|shm_staged|tcp_staged|shm_shared|shm_device\n";
     return 2;
   }
   return kv_transfer::Main(argv[1]);

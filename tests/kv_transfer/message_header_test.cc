@@ -18,13 +18,14 @@ MessageHeader Sample() {
   header.index = 0x11121314;
   header.part = 0x21222324;
   header.length = 0x515253;
+  header.slot = 0x6162;
   return header;
 }
 
 TEST(MessageHeaderTest, IsTheseBytesOnTheWire) {
   const WireHeader raw = EncodeMessageHeader(Sample());
   const uint8_t expected[64] = {
-      'F',  'K',  'V',  'B',  1,    0,    0,    0,     // magic, version
+      'F',  'K',  'V',  'B',  1,    0,    0x62, 0x61,  // magic, version, slot
       0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17,  // transfer id
       0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x1d, 0x1e, 0x1f,  //
       0x04, 0x03, 0x02, 0x01, 2,    0,    0,    0,     // attempt, kind
@@ -47,6 +48,7 @@ TEST(MessageHeaderTest, ComesBackEqual) {
   EXPECT_EQ(back->index, header.index);
   EXPECT_EQ(back->part, header.part);
   EXPECT_EQ(back->length, header.length);
+  EXPECT_EQ(back->slot, header.slot);
 }
 
 TEST(MessageHeaderTest, RefusesWhatItDoesNotKnow) {
@@ -58,7 +60,7 @@ TEST(MessageHeaderTest, RefusesWhatItDoesNotKnow) {
   EXPECT_TRUE(refused(0, 'X'));   // magic
   EXPECT_TRUE(refused(4, 2));     // version
   EXPECT_TRUE(refused(28, 0));    // kind
-  EXPECT_TRUE(refused(28, 4));    // kind
+  EXPECT_TRUE(refused(28, 7));    // kind
   EXPECT_TRUE(refused(62, 1));    // length of 2^48
   EXPECT_FALSE(refused(48, 99));  // any index is well formed
   const WireHeader raw = EncodeMessageHeader(Sample());

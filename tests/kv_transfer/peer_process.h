@@ -31,16 +31,17 @@ inline std::string FromHex(const std::string& hex) {
 }
 inline std::string FormatAddress(const Epoch& epoch, const LinkAddress& address) {
   return epoch.ToHex() + " " + address.kind + " " + ToHex(address.host_id) + " " +
-         ToHex(address.worker_address) + " " + ToHex(address.listener);
+         ToHex(address.worker_address) + " " + ToHex(address.listener) + " " + ToHex(address.slots);
 }
 inline std::pair<Epoch, LinkAddress> ParseAddress(std::istream& words) {
-  std::string epoch, kind, host_id, worker_address, listener;
-  words >> epoch >> kind >> host_id >> worker_address >> listener;
+  std::string epoch, kind, host_id, worker_address, listener, slots;
+  words >> epoch >> kind >> host_id >> worker_address >> listener >> slots;
   return {*Epoch::FromBytes(FromHex(epoch)),
           {.kind = kind,
            .host_id = FromHex(host_id),
            .worker_address = FromHex(worker_address),
-           .listener = FromHex(listener)}};
+           .listener = FromHex(listener),
+           .slots = FromHex(slots)}};
 }
 
 class PeerProcess {

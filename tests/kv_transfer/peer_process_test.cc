@@ -336,7 +336,7 @@ INSTANTIATE_TEST_SUITE_P(Ucx, SharedQueueTest, testing::Values("shm"),
 
 INSTANTIATE_TEST_SUITE_P(Ucx, PeerProcessTest,
                          testing::ValuesIn(OfTestMemoryAndLinks({"shm", "tcp", "shm_staged",
-                                                                 "tcp_staged"})),
+                                                                 "tcp_staged", "shm_shared"})),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -3,58 +3,14 @@
 
 #include "kv_transfer/staged_transport.h"
 
-#include "gtest/gtest.h"
-#include "kv_transfer/loopback_transport.h"
-#include "tests/fakes/host_copies.h"
-#include "tests/kv_transfer/side.h"
+#include "tests/kv_transfer/staged_fixture.h"
 
 namespace kv_transfer {
 namespace {
 
 using absl::StatusCode;
 
-constexpr size_t kSlotBytes = 5000;
-constexpr absl::Duration kMoment = absl::Milliseconds(20);  // of a fence that cannot stand
-
-class StagedTransportTest : public testing::Test {
- protected:
-  StagedTransportTest() {
-    EXPECT_TRUE(Connect(*a_, *b_).ok());
-    EXPECT_TRUE(Connect(*b_, *a_).ok());
-  }
-  ~StagedTransportTest() override {
-    for (fakes::HostCopies* copies : {a_copies_.get(), b_copies_.get()}) copies->Release();
-  }
-
-  std::unique_ptr<Side> MakeSide(kernels::DeviceCopies* copies) {
-    const Epoch epoch = Epoch::Random();
-    return std::make_unique<Side>(
-        epoch, CreateStagedTransport(CreateLoopbackTransport(network_, epoch), copies, kSlotBytes));
-  }
-  static absl::Status Connect(Side& from, Side& to) {
-    return from.transport->Connect(to.epoch, to.transport->addresses(), absl::Seconds(10));
-  }
-  // Expects `destination` at b and sends all of `source` there.
-  TransferId Start(Blocks& source, Blocks& destination, const Promised<IncomingResult>& ended,
-                   const Promised<OutgoingResult>& drained) {
-    IncomingSpec spec = SpecFor(RandomId(), a_->epoch, destination);
-    const TransferId id = spec.transfer_id;
-    EXPECT_TRUE(b_->incoming
-                    ->Expect(std::move(spec),
-                             [ended](IncomingResult result) { ended.Set(std::move(result)); })
-                    .ok());
-    const auto outgoing = StartOutgoingTransfer(a_->transport.get(), b_->epoch, id, 1);
-    for (int32_t i = 0; i < source.size(); ++i) outgoing->SendBlock(i, source[i]);
-    outgoing->Finish([drained](OutgoingResult result) { drained.Set(std::move(result)); });
-    return id;
-  }
-
-  const std::unique_ptr<fakes::HostCopies> a_copies_ = fakes::CreateHostCopies();
-  const std::unique_ptr<fakes::HostCopies> b_copies_ = fakes::CreateHostCopies();
-  const std::shared_ptr<LoopbackNetwork> network_ = CreateLoopbackNetwork();
-  const std::unique_ptr<Side> a_ = MakeSide(a_copies_.get());
-  const std::unique_ptr<Side> b_ = MakeSide(b_copies_.get());
-};
+class StagedTransportTest : public StagedFixture {};
 
 TEST_F(StagedTransportTest, TheLinkSaysSo) {
   EXPECT_EQ(a_->transport->LinkName(b_->epoch), "loopback+staged");

@@ -332,11 +332,11 @@ TEST_P(TransportContractTest, StoppedSenderDropsItsQueueAndDrains) {
   EXPECT_EQ(ended.Wait().value().status.code(), StatusCode::kCancelled);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TransportContractTest,
-                         testing::ValuesIn(OfTestMemory({"loopback", "shm", "tcp",
-                                                         "loopback_staged", "shm_staged",
-                                                         "tcp_staged"})),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(
+    All, TransportContractTest,
+    testing::ValuesIn(OfTestMemory({"loopback", "shm", "tcp", "loopback_staged", "shm_staged",
+                                    "tcp_staged", "loopback_shared", "shm_shared"})),
+    [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace kv_transfer

@@ -209,11 +209,11 @@ TEST_P(TransportLinkTest, BothSidesMayConnectAtTheSameTime) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TransportLinkTest,
-                         testing::ValuesIn(OfTestMemory({"loopback", "shm", "tcp",
-                                                         "loopback_staged", "shm_staged",
-                                                         "tcp_staged"})),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(
+    All, TransportLinkTest,
+    testing::ValuesIn(OfTestMemory({"loopback", "shm", "tcp", "loopback_staged", "shm_staged",
+                                    "tcp_staged", "loopback_shared", "shm_shared"})),
+    [](const auto& info) { return info.param; });
 
 // RDMA: where there are devices the suite above should be run with "rc" too; here it says what is
 // not run.

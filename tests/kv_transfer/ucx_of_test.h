@@ -1,6 +1,7 @@
 // A UCX transport by the name that the suites run it under: a kind of link, and behind it how the
 // blocks' memory gets there: nothing if UCX sees it as the host's, "_staged" if only a device's
-// copies do, "_device" if the link takes a device's.
+// copies do, "_shared" if both sides' copies use the same slots, "_device" if the link takes a
+// device's.
 
 #ifndef TESTS_KV_TRANSFER_UCX_OF_TEST_H_
 #define TESTS_KV_TRANSFER_UCX_OF_TEST_H_
@@ -12,25 +13,40 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "kv_transfer/shared_slots.h"
 #include "kv_transfer/staged_transport.h"
 #include "kv_transfer/ucx_transport.h"
+#include "status/check.h"
 #include "tests/kv_transfer/test_memory.h"
 
 namespace kv_transfer {
 
 inline std::string LinkKindOf(const std::string& name) { return name.substr(0, name.find('_')); }
 
+struct SlotsOfTest {
+  uint16_t num_shared = 6;  // fewer than a link would use
+  int64_t bytes = kMaxMessageBytes;
+};
+
 // `inner` itself, or staged.
 inline std::unique_ptr<Transport> StageIfNamed(const std::string& name,
                                                std::unique_ptr<Transport> inner,
-                                               kernels::DeviceCopies* copies) {
+                                               kernels::DeviceCopies* copies,
+                                               const SlotsOfTest& slots = {}) {
   if (LinkKindOf(name) == name) return inner;
-  return CreateStagedTransport(std::move(inner), copies, kMaxMessageBytes);
+  std::unique_ptr<SharedSlots> shared;
+  if (absl::EndsWith(name, "_shared")) {
+    auto made = SharedSlots::Create(copies, slots.num_shared, slots.bytes);
+    FERRY_CHECK(made.ok()) << made.status();
+    shared = *std::move(made);
+  }
+  return CreateStagedTransport(std::move(inner), copies, slots.bytes, std::move(shared));
 }
 
 inline absl::StatusOr<std::unique_ptr<Transport>> MakeUcx(const std::string& name,
                                                           const Epoch& epoch,
-                                                          kernels::DeviceCopies* copies) {
+                                                          kernels::DeviceCopies* copies,
+                                                          const SlotsOfTest& slots = {}) {
   UcxOptions options;
   options.epoch = epoch;
   options.link_kinds = {LinkKindOf(name)};
@@ -39,7 +55,7 @@ inline absl::StatusOr<std::unique_ptr<Transport>> MakeUcx(const std::string& nam
   if (options.device_memory) options.enter_thread = [] { TestMemory::Get().EnterThread(); };
   absl::StatusOr<std::unique_ptr<Transport>> ucx = CreateUcxTransport(options);
   if (!ucx.ok()) return ucx.status();
-  std::unique_ptr<Transport> transport = StageIfNamed(name, *std::move(ucx), copies);
+  std::unique_ptr<Transport> transport = StageIfNamed(name, *std::move(ucx), copies, slots);
   if (options.device_memory) {
     // All that a test moves is the device's.
     const absl::Span<std::byte> everything(reinterpret_cast<std::byte*>(1), SIZE_MAX / 2);
