@@ -201,6 +201,7 @@ template <ExpertFormats kFormats, int32_t kTiles, int32_t kDepth>
 __global__ void __launch_bounds__(kStreamThreads, 1)
     DownKernel(const __grid_constant__ MoeStreamArgs args) {
   using Ring = RingFor<kFormats, kDepth>;
+  constexpr WeightFormat kShared = SharedFormat(kFormats), kRouted = RoutedFormat(kFormats);
   constexpr int32_t kRows = kTiles * kTokensPerTile;
   Ring ring(DynamicShared(), args.weight_policy);
   Tables tables;
@@ -231,13 +232,12 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     const Unit unit = UnitAt<kFormats>(args, pieces, index);
     if (unit.down.data == nullptr) break;
     const bool is_shared = unit.is_shared();
-    const int32_t lane_values = is_shared ? StepActivations<SharedFormat(kFormats)>::kValues
-                                          : StepActivations<RoutedFormat(kFormats)>::kValues;
+    const int32_t lane_values =
+        is_shared ? StepActivations<kShared>::kValues : StepActivations<kRouted>::kValues;
     const int32_t begin = is_shared ? 0 : tables.begin[unit.active];
     const int32_t count = is_shared ? args.num_rows : tables.begin[unit.active + 1] - begin;
     const int32_t place = is_shared ? index * args.num_rows : pieces.total * args.num_rows + begin;
-    const int32_t step_values =
-        StepDepthOf(is_shared ? SharedFormat(kFormats) : RoutedFormat(kFormats));
+    const int32_t step_values = StepDepthOf(is_shared ? kShared : kRouted);
     for (int32_t i = 0; i < count; ++i) {
       const int64_t at = is_shared ? i : tables.pairs[begin + i];
       FetchRow(unit.activated + at * unit.intermediate + unit.steps.begin * step_values,
@@ -253,15 +253,13 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
         x[i] = unit.activated + at * unit.intermediate + lane_values * t;
       }
       const int32_t tiles = CeilDiv(count - first, kTokensPerTile);
-      for (int32_t step = unit.steps.begin; step < unit.steps.end; step += kSteps) {
-        if (SharedFormat(kFormats) != RoutedFormat(kFormats) && is_shared) {
-          ring.template Multiply<SharedFormat(kFormats)>(sums, x, tiles, step,
-                                                         unit.steps.end - step);
-        } else {
-          ring.template Multiply<RoutedFormat(kFormats)>(sums, x, tiles, step,
-                                                         unit.steps.end - step);
-        }
-        sender.Send(ring);
+      const auto send = [&] { sender.Send(ring); };
+      if (kShared != kRouted && is_shared) {
+        ring.template MultiplyAll<kShared, HoldsTwoChunks(kShared)>(sums, x, tiles, unit.steps,
+                                                                    send);
+      } else {
+        ring.template MultiplyAll<kRouted, HoldsTwoChunks(kRouted)>(sums, x, tiles, unit.steps,
+                                                                    send);
       }
 #pragma unroll
       for (int32_t i = 0; i < kTiles; ++i) {

@@ -8,21 +8,20 @@
 namespace kernels::cuda {
 namespace {
 
-// 8 columns of an expert, kTiles * 8 of its rows at a time.
-template <ExpertFormats kFormats_, int32_t kTiles_, int32_t kSteps_, int32_t kDepth_>
+// 8 columns of an expert, all of its rows.  kKeptChunks: of a warp's part of a row, if KeptRows has
+// it; or 0.
+template <ExpertFormats kFormats_, int32_t kKeptChunks_>
 struct Shape {
   static constexpr ExpertFormats kFormats = kFormats_;
-  static constexpr int32_t kTiles = kTiles_;
-  static constexpr int32_t kSteps = kSteps_;  // of a chunk
-  static constexpr int32_t kDepth = kDepth_;
+  static constexpr int32_t kKeptChunks = kKeptChunks_;
+  static constexpr bool kKeepsRows = kKeptChunks > 0;
+  static constexpr int32_t kSteps = 4;  // of a chunk
+  static constexpr int32_t kDepth = 6;
   static constexpr int32_t kColumns = kStreamRows / 2;
-  static constexpr int32_t kRows = kTiles * kTokensPerTile;
-  static constexpr int32_t kBuffers = kTiles <= 2 ? 2 : 1;
   using Ring = WeightRing<kSteps, kDepth, kFormats != ExpertFormats::kBfloat16>;
-  static constexpr size_t kSumBytes = sizeof(WarpSums<kTiles>) * kBuffers;
+  static constexpr size_t kSumBytes = sizeof(WarpSums<1>) * 2;
 };
-template <ExpertFormats kFormats>
-using FewRows = Shape<kFormats, 1, 4, 6>;
+static_assert(kMaxStreamTokens <= kTokensPerTile);
 
 // An expert with rows, in shared memory: the shared ones, then the active ones.
 struct Expert {
@@ -100,7 +99,7 @@ __device__ int32_t ValuesOfLane(bool is_shared) {
                    : StepActivations<RoutedFormat(kFormats)>::kValues;
 }
 
-// Sends for a warp's weights, chunk by chunk; of a tile as often as its rows are taken.
+// Sends for a warp's weights, chunk by chunk.
 template <typename S>
 class Sender {
  public:
@@ -123,14 +122,7 @@ class Sender {
     }
     ring.Push(rows_, step_, steps_.end - step_);
     step_ = min(step_ + S::kSteps, steps_.end);
-    if (step_ < steps_.end) return true;
-    first_ += S::kRows;
-    if (first_ < cursor_.expert().count) {
-      step_ = steps_.begin;
-    } else {
-      first_ = 0;
-      cursor_.Next();
-    }
+    if (step_ == steps_.end) cursor_.Next();
     return true;
   }
 
@@ -139,9 +131,54 @@ class Sender {
   StepRange steps_ = {0, 0};
   Cursor<S> cursor_;
   int32_t step_ = 0;  // the end: of a tile to be found
-  int32_t first_ = 0;
   LaneRows rows_;
 };
+
+// A warp's part of every row, in registers.  A product has eight columns, however few rows an
+// expert has: so where they fit, all rows are multiplied, and nothing is loaded between weights.
+template <typename S>
+class KeptRows {
+ public:
+  __device__ void Load(const MoeStreamArgs& args, StepRange steps) {
+    const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+    const int32_t row = min(lane / 4, args.num_rows - 1);
+    const uint16_t* const x[1] = {args.work.normed + row * args.experts.hidden_size +
+                                  StepActivations<kFormat>::kValues * (lane % 4)};
+#pragma unroll
+    for (int32_t c = 0; c < S::kKeptChunks; ++c) {
+      const int32_t step = steps.begin + c * S::kSteps;
+      S::Ring::template Load<kFormat>(chunks_[c], x, 1, step, steps.end - step);
+    }
+  }
+  template <typename Send>
+  __device__ void Multiply(const typename S::Ring& ring, float (&sums)[1][4], StepRange steps,
+                           Send send) const {
+#pragma unroll
+    for (int32_t c = 0; c < S::kKeptChunks; ++c) {
+      const int32_t left = steps.end - steps.begin - c * S::kSteps;
+      if (left <= 0) break;
+      ring.template Multiply<kFormat>(sums, chunks_[c], 1, left);
+      send();
+    }
+  }
+
+ private:
+  static constexpr WeightFormat kFormat = RoutedFormat(S::kFormats);
+  typename S::Ring::template Activations<kFormat, 1> chunks_[S::kKeepsRows ? S::kKeptChunks : 1];
+};
+
+// Where column `i` of the sums goes among the expert's results; -1: nowhere.
+template <typename S>
+__device__ int64_t PlaceOfSums(const MoeStreamArgs& args, const Expert& expert, int32_t i) {
+  if (expert.is_shared() || !S::kKeepsRows) {
+    if (i >= expert.count) return -1;
+    return expert.is_shared() ? i : expert.pairs[i];
+  }
+  for (int32_t p = 0; p < expert.count; ++p) {
+    if (expert.pairs[p] / args.top_k == i) return expert.pairs[p];
+  }
+  return -1;
+}
 
 // Grid: as many blocks as run at once.  Shared: the ring, the warps' sums, the experts.
 template <typename S>
@@ -149,7 +186,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     GateUpKernel(const __grid_constant__ MoeStreamArgs args) {
   std::byte* memory = DynamicShared();
   typename S::Ring ring(memory, args.weight_policy);
-  auto* reduce = reinterpret_cast<WarpSums<S::kTiles>*>(memory + S::Ring::kBytes);
+  auto* reduce = reinterpret_cast<WarpSums<1>*>(memory + S::Ring::kBytes);
   auto* experts = reinterpret_cast<Expert*>(memory + S::Ring::kBytes + S::kSumBytes);
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / kWarpSize;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
@@ -177,10 +214,15 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   while (sent < S::kDepth && sender.Send(ring, num_experts)) ++sent;
   WaitForPrevious();
   const StepRange warp_steps = StepsOf<S::kFormats>(hidden, /*is_shared=*/false);
-  constexpr int32_t kStepValues = StepDepthOf(RoutedFormat(S::kFormats));
-  for (int32_t row = 0; row < args.num_rows; ++row) {
-    FetchRow(args.work.normed + row * hidden + warp_steps.begin * kStepValues,
-             (warp_steps.end - warp_steps.begin) * kStepValues);
+  KeptRows<S> kept;
+  if constexpr (S::kKeepsRows) {
+    kept.Load(args, warp_steps);
+  } else {
+    constexpr int32_t kStepValues = StepDepthOf(RoutedFormat(S::kFormats));
+    for (int32_t row = 0; row < args.num_rows; ++row) {
+      FetchRow(args.work.normed + row * hidden + warp_steps.begin * kStepValues,
+               (warp_steps.end - warp_steps.begin) * kStepValues);
+    }
   }
   num_experts += ListActive<S>(args, experts + num_experts);
   const auto send = [&] {
@@ -190,75 +232,83 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
 
   int32_t buffer = 0;
   Cursor<S> cursor(experts);
-  for (; cursor.Find(num_experts); cursor.Next()) {
+  for (; cursor.Find(num_experts); cursor.Next(), buffer ^= 1) {
     const Expert& expert = cursor.expert();
-    const int32_t count = expert.count;
-    const StepRange steps = StepsOf<S::kFormats>(hidden, expert.is_shared());
-    for (int32_t first = 0; first < count; first += S::kRows) {
-      float sums[S::kTiles][4] = {};
-      const uint16_t* x[S::kTiles];
-#pragma unroll
-      for (int32_t i = 0; i < S::kTiles; ++i) {
-        const int32_t mine = min(first + i * kTokensPerTile + g, count - 1);
-        const int64_t row = expert.pairs != nullptr ? expert.pairs[mine] / args.top_k : mine;
-        x[i] = args.work.normed + row * hidden + t * ValuesOfLane<S::kFormats>(expert.is_shared());
+    float sums[1][4] = {};
+    constexpr WeightFormat kShared = SharedFormat(S::kFormats);
+    constexpr WeightFormat kRouted = RoutedFormat(S::kFormats);
+    if (S::kKeepsRows && (kShared == kRouted || !expert.is_shared())) {
+      kept.Multiply(ring, sums, warp_steps, send);
+    } else {
+      const int32_t mine = min(g, expert.count - 1);
+      const int64_t row = expert.is_shared() ? mine : expert.pairs[mine] / args.top_k;
+      const uint16_t* const x[1] = {args.work.normed + row * hidden +
+                                    t * ValuesOfLane<S::kFormats>(expert.is_shared())};
+      const StepRange steps = StepsOf<S::kFormats>(hidden, expert.is_shared());
+      if (kShared != kRouted && expert.is_shared()) {
+        ring.template MultiplyAll<kShared, HoldsTwoChunks(kShared)>(sums, x, 1, steps, send);
+      } else if constexpr (!S::kKeepsRows) {
+        ring.template MultiplyAll<kRouted, HoldsTwoChunks(kRouted)>(sums, x, 1, steps, send);
       }
-      const int32_t tiles = CeilDiv(count - first, kTokensPerTile);
-      for (int32_t step = steps.begin; step < steps.end; step += S::kSteps) {
-        if (SharedFormat(S::kFormats) != RoutedFormat(S::kFormats) && expert.is_shared()) {
-          ring.template Multiply<SharedFormat(S::kFormats)>(sums, x, tiles, step, steps.end - step);
-        } else {
-          ring.template Multiply<RoutedFormat(S::kFormats)>(sums, x, tiles, step, steps.end - step);
-        }
-        send();
-      }
-      const float4 total = ReduceOverWarps<S::kTiles>(sums, reduce[buffer]);
-      if (warp < S::kTiles) {
-        const int32_t column = cursor.column() + g;
-        const int32_t row = first + warp * kTokensPerTile + 2 * t;
-        const float values[2] = {SwiGlu(total.x, total.z, args.swiglu_limit),
-                                 SwiGlu(total.y, total.w, args.swiglu_limit)};
-        for (int32_t j = 0; j < 2; ++j) {
-          if (row + j >= count) continue;
-          const int64_t to = expert.pairs != nullptr ? expert.pairs[row + j] : row + j;
-          expert.activated[to * expert.intermediate +
-                           ActivationPlace(RoutedFormat(S::kFormats), column)] =
-              static_cast<uint16_t>(PackBfloat16(values[j], 0));
-        }
-      }
-      if (S::kBuffers == 1) __syncthreads();
-      if (S::kBuffers == 2) buffer ^= 1;
+    }
+    const float4 total = ReduceOverWarps<1>(sums, reduce[buffer]);
+    if (warp > 0) continue;
+    const int32_t column = cursor.column() + g;
+    const float values[2] = {SwiGlu(total.x, total.z, args.swiglu_limit),
+                             SwiGlu(total.y, total.w, args.swiglu_limit)};
+    for (int32_t j = 0; j < 2; ++j) {
+      const int64_t to = PlaceOfSums<S>(args, expert, 2 * t + j);
+      if (to < 0) continue;
+      expert.activated[to * expert.intermediate +
+                       ActivationPlace(RoutedFormat(S::kFormats), column)] =
+          static_cast<uint16_t>(PackBfloat16(values[j], 0));
     }
   }
 }
 
 template <typename S>
-size_t SharedBytes(int32_t bound) {
+size_t SharedBytes(const MoeStreamArgs& args) {
   return S::Ring::kBytes + S::kSumBytes +
-         sizeof(Expert) * static_cast<size_t>(kMaxSharedExperts + bound);
+         sizeof(Expert) * static_cast<size_t>(kMaxSharedExperts + args.bound);
+}
+template <typename S>
+absl::Status LaunchGateUp(const Launcher& launcher, const MoeStreamArgs& args) {
+  return Launch(launcher, "moe gate_up", GateUpKernel<S>,
+                {.grid = dim3(static_cast<uint32_t>(launcher.device.num_sms)),
+                 .threads = kStreamThreads,
+                 .shared_bytes = SharedBytes<S>(args),
+                 .early = true},
+                args);
+}
+
+// With rows kept, if a warp's part of one is of no more than kKeptChunks.
+template <ExpertFormats kFormats, int32_t kKeptChunks>
+absl::Status LaunchFormats(const Launcher& launcher, const MoeStreamArgs& args) {
+  using Kept = Shape<kFormats, kKeptChunks>;
+  const int64_t kept =
+      int64_t{kStreamWarps} * kKeptChunks * Kept::kSteps * StepDepthOf(RoutedFormat(kFormats));
+  return args.experts.hidden_size <= kept ? LaunchGateUp<Kept>(launcher, args)
+                                          : LaunchGateUp<Shape<kFormats, 0>>(launcher, args);
 }
 
 }  // namespace
 
 size_t GateUpSharedBytes(const MoeStreamArgs& args) {
   return args.experts.formats == ExpertFormats::kBfloat16
-             ? SharedBytes<FewRows<ExpertFormats::kBfloat16>>(args.bound)
-             : SharedBytes<FewRows<ExpertFormats::kFloat8>>(args.bound);
+             ? SharedBytes<Shape<ExpertFormats::kBfloat16, 0>>(args)
+             : SharedBytes<Shape<ExpertFormats::kFloat8, 0>>(args);
 }
 
 absl::Status StreamGateUp(const Launcher& launcher, const MoeStreamArgs& args) {
-  static_assert(kMaxStreamTokens <= FewRows<ExpertFormats::kBfloat16>::kRows);
-  const ExpertFormats formats = args.experts.formats;
-  const auto kernel =
-      formats == ExpertFormats::kFloat4   ? GateUpKernel<FewRows<ExpertFormats::kFloat4>>
-      : formats == ExpertFormats::kFloat8 ? GateUpKernel<FewRows<ExpertFormats::kFloat8>>
-                                          : GateUpKernel<FewRows<ExpertFormats::kBfloat16>>;
-  return Launch(launcher, "moe gate_up", kernel,
-                {.grid = dim3(static_cast<uint32_t>(launcher.device.num_sms)),
-                 .threads = kStreamThreads,
-                 .shared_bytes = GateUpSharedBytes(args),
-                 .early = true},
-                args);
+  switch (args.experts.formats) {
+    case ExpertFormats::kFloat4:
+      return LaunchFormats<ExpertFormats::kFloat4, 1>(launcher, args);
+    case ExpertFormats::kFloat8:
+      return LaunchFormats<ExpertFormats::kFloat8, 4>(launcher, args);
+    case ExpertFormats::kBfloat16:
+      break;
+  }
+  return LaunchFormats<ExpertFormats::kBfloat16, 2>(launcher, args);
 }
 
 }  // namespace kernels::cuda

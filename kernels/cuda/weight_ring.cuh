@@ -71,6 +71,9 @@ __device__ LaneRows LineUp(int64_t depth, RowAt row_at) {
   return rows;
 }
 
+// Whether a lane's registers hold the activations of two chunks.
+constexpr bool HoldsTwoChunks(WeightFormat format) { return format != WeightFormat::kFloat4; }
+
 // A chunk is kSteps steps of 16 rows; kDepth chunks are under way.
 template <int32_t kSteps, int32_t kDepth, bool kScaled>
 class WeightRing {
@@ -117,16 +120,17 @@ class WeightRing {
     if constexpr (kScaled) scales_ = is_last ? scales_begin_ : scales_ + kScaleSlotBytes;
   }
 
-  // Adds the oldest chunk's products with the first `tiles` of kTiles tiles of activations; `x`,
-  // this lane's row of each from its first value of a step on, also where there is no such row: its
-  // sums mean nothing.  `step` and `count` as they were pushed.  REQUIRES: the ring is full.  A
-  // Push comes next.
+  // A lane's activations for a chunk.
   template <WeightFormat kFormat, int32_t kTiles>
-  __device__ void Multiply(float (&sums)[kTiles][4], const uint16_t* const (&x)[kTiles],
-                           int32_t tiles, int32_t step, int32_t count) const {
-    static_assert(kScaled || kFormat == WeightFormat::kBfloat16);
+  using Activations = StepActivations<kFormat>[kSteps][kTiles];
+
+  // Those from `step` on, of the first `tiles` of kTiles tiles; `x`, this lane's row of each from
+  // its first value of a step on.
+  template <WeightFormat kFormat, int32_t kTiles>
+  __device__ static void Load(Activations<kFormat, kTiles>& activations,
+                              const uint16_t* const (&x)[kTiles], int32_t tiles, int32_t step,
+                              int32_t count) {
     constexpr int32_t kStepValues = StepDepthOf(kFormat);
-    StepActivations<kFormat> activations[kSteps][kTiles];
 #pragma unroll
     for (int32_t i = 0; i < kTiles; ++i) {
       if (i > 0 && i >= tiles) break;
@@ -136,6 +140,42 @@ class WeightRing {
         if (s < count) activations[s][i].Load(row + s * kStepValues);
       }
     }
+  }
+
+  // Adds the products of the oldest chunks, steps `steps`, with activations as Load takes them;
+  // also where there is no such row: its sums mean nothing.  send() pushes a chunk; it is called
+  // for each that is multiplied.  kAhead: activations are loaded a chunk ahead, into registers of
+  // their own.  REQUIRES: the ring is full.
+  template <WeightFormat kFormat, bool kAhead, int32_t kTiles, typename Send>
+  __device__ void MultiplyAll(float (&sums)[kTiles][4], const uint16_t* const (&x)[kTiles],
+                              int32_t tiles, StepRange steps, Send send) const {
+    Activations<kFormat, kTiles> next;
+    if (kAhead) Load<kFormat, kTiles>(next, x, tiles, steps.begin, steps.end - steps.begin);
+    for (int32_t step = steps.begin; step < steps.end; step += kSteps) {
+      const int32_t left = steps.end - step;
+      Activations<kFormat, kTiles> now;
+      if constexpr (kAhead) {
+#pragma unroll
+        for (int32_t s = 0; s < kSteps; ++s) {
+#pragma unroll
+          for (int32_t i = 0; i < kTiles; ++i) now[s][i] = next[s][i];
+        }
+        Load<kFormat, kTiles>(next, x, tiles, step + kSteps, left - kSteps);
+      } else {
+        Load<kFormat, kTiles>(now, x, tiles, step, left);
+      }
+      Multiply<kFormat, kTiles>(sums, now, tiles, left);
+      send();
+    }
+  }
+
+  // Adds the oldest chunk's products, of `count` steps; a Push comes next.  REQUIRES: the ring is
+  // full.
+  template <WeightFormat kFormat, int32_t kTiles>
+  __device__ void Multiply(float (&sums)[kTiles][4],
+                           const Activations<kFormat, kTiles>& activations, int32_t tiles,
+                           int32_t count) const {
+    static_assert(kScaled || kFormat == WeightFormat::kBfloat16);
     WaitForCopies<kDepth - 1>();
     if constexpr (kScaled) __syncwarp();
     // A product waits for the one whose sums it adds to, so every second step has sums of its own;

@@ -141,6 +141,14 @@ TEST_F(CudaMoeTest, EveryGateEqualsTheCpu) {
        .norm_topk_prob = true,
        .routed_scaling_factor = 2.5f},
       {.method = GateMethod::kGreedy, .num_experts = 40, .top_k = 40, .norm_topk_prob = true},
+      // More experts than a warp's lanes hold two of, or eight.
+      {.method = GateMethod::kNoAuxTc,
+       .num_experts = 256,
+       .top_k = 8,
+       .num_groups = 8,
+       .top_k_groups = 4,
+       .norm_topk_prob = true},
+      {.method = GateMethod::kGreedy, .num_experts = 300, .top_k = 9},
   };
   for (const GateConfig& gate : gates) {
     SCOPED_TRACE(gate.num_experts);
@@ -216,10 +224,15 @@ TEST_F(CudaRoundingMoeTest, EqualsTheCpuForEveryNumberOfRows) {
     int64_t hidden, intermediate;
     std::vector<int64_t> shared;
   };
-  // Inner sizes below, at and above what a block's warps hold at once (2048).
-  for (const Shape& shape :
-       {Shape{64, 32, {}}, {96, 160, {32}}, {128, 2112, {96, 32}}, {2080, 96, {2048}}}) {
-    SCOPED_TRACE(shape.intermediate);
+  // Inner sizes below, at and above what a block's warps hold at once (2048), and hidden sizes of
+  // which a warp has no whole number of chunks.
+  for (const Shape& shape : {Shape{64, 32, {}},
+                             {96, 160, {32}},
+                             {128, 2112, {96, 32}},
+                             {1440, 64, {32}},
+                             {2048, 32, {64}},
+                             {2080, 96, {2048}}}) {
+    SCOPED_TRACE(testing::Message() << shape.hidden << ", " << shape.intermediate);
     const Layer layer(kGroupedGate, shape.hidden, shape.intermediate, shape.shared,
                       {"", DType::kBfloat16});
     for (const int32_t rows : {1, 2, 8, 9, 33, 130}) {
@@ -312,22 +325,27 @@ TEST_F(CudaRoundingMoeTest, OfFewQuantizedRowsEachHasItsOwnBits) {
 
 TEST_F(CudaRoundingMoeTest, OfFewRowsEachHasItsOwnBits) {
   const GateConfig gate{.method = GateMethod::kGreedy, .num_experts = 40, .top_k = 6};
-  Layer layer(gate, 96, 64, {32}, {"", DType::kBfloat16});
-  const std::vector<float> input = RandomFloats(8 * layer.hidden, 6);
-  const Result together = RunOnDevice(layer, input, 8);
-  EXPECT_TRUE(BitEqual(RunOnDevice(layer, input, 8).out, together.out));  // run twice
-  for (const int32_t row : {0, 3, 7}) {
-    const std::vector<float> alone(input.begin() + row * layer.hidden,
-                                   input.begin() + (row + 1) * layer.hidden);
-    EXPECT_TRUE(BitEqual(
-        RunOnDevice(layer, alone, 1).out,
-        absl::MakeConstSpan(together.out).subspan(row * (layer.hidden + 1), layer.hidden + 1)));
+  for (const int64_t hidden : {96, 2048, 2112}) {
+    SCOPED_TRACE(hidden);
+    Layer layer(gate, hidden, 64, {32}, {"", DType::kBfloat16});
+    const std::vector<float> input = RandomFloats(8 * layer.hidden, 6);
+    const Result together = RunOnDevice(layer, input, 8);
+    EXPECT_TRUE(BitEqual(RunOnDevice(layer, input, 8).out, together.out));  // run twice
+    for (const int32_t row : {0, 3, 7}) {
+      const std::vector<float> alone(input.begin() + row * layer.hidden,
+                                     input.begin() + (row + 1) * layer.hidden);
+      EXPECT_TRUE(BitEqual(
+          RunOnDevice(layer, alone, 1).out,
+          absl::MakeConstSpan(together.out).subspan(row * (layer.hidden + 1), layer.hidden + 1)));
+    }
+    // Equal logits everywhere: every row to the same experts.
+    std::fill(layer.gate_weight.bytes.begin(), layer.gate_weight.bytes.end(), uint8_t{0});
+    const Result tied = RunOnDevice(layer, input, 8);
+    for (size_t i = 0; i < tied.ids.size(); ++i) {
+      EXPECT_EQ(tied.ids[i], static_cast<int32_t>(i % 6));
+    }
+    CompareRounded(tied, RunOnHost(layer, input, 8));
   }
-  // Equal logits everywhere: every row to the same experts.
-  std::fill(layer.gate_weight.bytes.begin(), layer.gate_weight.bytes.end(), uint8_t{0});
-  const Result tied = RunOnDevice(layer, input, 8);
-  for (size_t i = 0; i < tied.ids.size(); ++i) EXPECT_EQ(tied.ids[i], static_cast<int32_t>(i % 6));
-  CompareRounded(tied, RunOnHost(layer, input, 8));
 }
 
 // Tiles with few rows and full ones, experts with several.
@@ -335,7 +353,7 @@ TEST_F(CudaRoundingMoeTest, OfFewRowsEachHasItsOwnBits) {
 // a time.
 TEST_F(CudaRoundingMoeTest, FewRowsChooseAmongManyExperts) {
   const GateConfig gate{.method = GateMethod::kGreedy, .num_experts = 80, .top_k = 6};
-  const Layer layer(gate, 2112, 32, {32}, {"", DType::kBfloat16});
+  Layer layer(gate, 2112, 32, {32}, {"", DType::kBfloat16});
   for (const int32_t rows : {1, 2, 8}) {
     SCOPED_TRACE(rows);
     const std::vector<float> input = RandomFloats(rows * layer.hidden, 7);
@@ -343,6 +361,10 @@ TEST_F(CudaRoundingMoeTest, FewRowsChooseAmongManyExperts) {
     CompareRounded(actual, RunOnHost(layer, input, rows));
     EXPECT_TRUE(BitEqual(RunOnDevice(layer, input, rows).out, actual.out));  // run twice
   }
+  // Of equal logits the first.
+  std::fill(layer.gate_weight.bytes.begin(), layer.gate_weight.bytes.end(), uint8_t{0});
+  const Result tied = RunOnDevice(layer, RandomFloats(3 * layer.hidden, 7), 3);
+  for (size_t i = 0; i < tied.ids.size(); ++i) EXPECT_EQ(tied.ids[i], static_cast<int32_t>(i % 6));
 }
 
 TEST_F(CudaRoundingMoeTest, ManyRowsEqualTheCpu) {
