@@ -139,7 +139,9 @@ class OutgoingTransferImpl final : public OutgoingTransfer,
   }
 
   OutgoingResult Result() const {  // mutex_ is held
-    return {.status = stop_cause_.ok() ? failure_ : stop_cause_,
+    // Not shared with who asked: absl counts a status's owners where ThreadSanitizer cannot see.
+    const absl::Status& status = stop_cause_.ok() ? failure_ : stop_cause_;
+    return {.status = absl::Status(status.code(), status.message()),
             .bytes = bytes_,
             .blocks = blocks_,
             .first_sent = first_sent_};

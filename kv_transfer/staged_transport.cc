@@ -289,7 +289,7 @@ class StagedTransport final : public Transport, private ReceiveSink {
         link = std::make_shared<Link>(peer);
       }
       link->lost = true;
-      link->cause = std::move(cause);
+      link->cause = Detached(cause);
       landed = link->num_landing == 0;
       losing_.push_back(link);
     }

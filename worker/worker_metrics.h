@@ -64,7 +64,8 @@ class WorkerMetrics final {
   // ferry_transfer_group_bytes_total{group,kind=useful|padding}
   void ObserveTransfer(absl::Duration duration, uint64_t bytes,
                        const std::vector<model::GroupBytes>& groups);
-  // ferry_transfer_link_bytes_total{link,path=host|device|shared|staged}; `link`: Transport::LinkName.
+  // ferry_transfer_link_bytes_total{link,path=host|device|shared|staged}; `link` is that of
+  // Transport::LinkName.
   void CountLinkBytes(const std::string& link, uint64_t bytes);
   // ferry_transfer_failures_total{reason}: the status code's name in lower case.
   void CountTransferFailure(const absl::Status& why);
