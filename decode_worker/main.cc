@@ -120,7 +120,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   options.role_both = role == "both";
 
-  service::LimitHeapArenas();
+  service::LimitHeap(argv);
   service::BlockTerminationSignals();
   const absl::Status status = Serve(options);
   return status.ok() ? 0 : service::FatalExit(kProcess, status);

@@ -123,7 +123,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.failure_message(service::UsageError);
   CLI11_PARSE(app, argc, argv);
-  service::LimitHeapArenas();
+  service::LimitHeap(argv);
   service::BlockTerminationSignals();
   absl::Status status = service::InitLogging(kProcess, options.worker.log);
   if (status.ok()) status = Serve(options);

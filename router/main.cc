@@ -278,7 +278,7 @@ int main(int argc, char** argv) {
   AddFlags(app, &options);
   app.failure_message(service::UsageError);
   CLI11_PARSE(app, argc, argv);
-  service::LimitHeapArenas();
+  service::LimitHeap(argv);
   service::BlockTerminationSignals();
   absl::Status status = service::InitLogging(kProcessName, options.log);
   if (status.ok()) status = Serve(options);

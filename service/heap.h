@@ -7,9 +7,15 @@ namespace service {
 
 // Arenas of the heap, whatever number of cores there is.
 inline constexpr int kMaxHeapArenas = 2;
+// The largest block that a thread keeps for itself when it has freed it.
+inline constexpr int kMaxThreadCachedBytes = 256;
 
-// Keeps the heap to kMaxHeapArenas.  REQUIRES: called in main, before any thread exists.
-void LimitHeapArenas();
+// Keeps the heap to these two limits.  The C library takes the second one from GLIBC_TUNABLES
+// alone, before main: so the program begins anew, in this process and with `argv` of main, if the
+// variable says nothing of the heap.  What it does say of the heap stays as it is.  Where a program
+// cannot begin anew its heap has the C library's limits.
+// REQUIRES: called in main, before anything that the next beginning must not find done.
+void LimitHeap(char** argv);
 
 // Gives pages that are free, wherever they lie, back to the system: without it a process keeps the
 // most that it has ever held at once, and that grows as long as rarer moments come.  Takes some
