@@ -27,11 +27,12 @@ void Append(const nlohmann::json& line) {
 
 }  // namespace
 
-void ReportFootprint(const std::string& process, const Footprint& last, double growth_per_hour) {
+void ReportFootprint(const std::string& process, const Footprint& last, const Growth& growth) {
   Append({{"suite", "footprint"},
           {"process", process},
           {"resident_bytes", last.resident_bytes},
-          {"growth_per_hour", growth_per_hour},
+          {"growth_per_hour", growth.per_hour},
+          {"growth_error", growth.error},
           {"descriptors", last.descriptors},
           {"threads", last.threads}});
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "tests/chaos/course.h"
 #include "tests/chaos/gauges.h"
 #include "tests/chaos/observer.h"
 
@@ -17,8 +18,8 @@ namespace chaos {
 void Report(const std::string& suite, const std::string& fault, int64_t injected, uint64_t seed,
             const Tally& tally);
 // What a process that lived through the soak held at its end, and how its memory grew in the second
-// half, as a part an hour.
-void ReportFootprint(const std::string& process, const Footprint& last, double growth_per_hour);
+// half.
+void ReportFootprint(const std::string& process, const Footprint& last, const Growth& growth);
 
 // The environment's value of a whole number, or `value`.
 int64_t FromEnvironment(const char* name, int64_t value);

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "tests/chaos/course.h"
 #include "tests/chaos/faults.h"
 #include "tests/chaos/report.h"
 
@@ -25,8 +26,6 @@ constexpr absl::Duration kMeasure = absl::Seconds(20);
 constexpr absl::Duration kBetweenFaults = absl::Seconds(10);
 constexpr double kLoad = 0.8;
 constexpr double kMaxGrowthPerHour = 0.01;
-// A process's memory comes and goes by this much; over a short run it hides a slope.
-constexpr double kNoise = 0.02;
 constexpr absl::Duration kReturnLimit = absl::Seconds(60);
 
 // Sixteen clients that together ask `rate` times a second, at random moments, whatever the answers
@@ -68,24 +67,6 @@ class OpenLoop {
   std::vector<std::thread> clients_;
 };
 
-// What one process held over time.
-struct Course {
-  std::string name;
-  pid_t pid;
-  std::vector<std::pair<double, Footprint>> points;  // seconds
-
-  // By least squares, of the second half, as a part of the mean a second.
-  double MemorySlope() const {
-    double t = 0, m = 0, tt = 0, tm = 0, n = 0;
-    for (size_t i = points.size() / 2; i < points.size(); ++i) {
-      const double x = points[i].first;
-      const auto y = static_cast<double>(points[i].second.resident_bytes);
-      t += x, m += y, tt += x * x, tm += x * y, ++n;
-    }
-    return (n * tm - t * m) / (n * tt - t * t) / (m / n);
-  }
-};
-
 TEST(SoakTest, MemoryAndDescriptorsStayFlat) {
   const auto seed = static_cast<uint64_t>(FromEnvironment("FERRY_CHAOS_SEED", 1));
   const absl::Duration length = absl::Minutes(FromEnvironment("FERRY_SOAK_MINUTES", 30));
@@ -124,9 +105,10 @@ TEST(SoakTest, MemoryAndDescriptorsStayFlat) {
   std::printf("%.1f requests a second for %s\n", rate, absl::FormatDuration(length).c_str());
 
   // These live through it: what kills a process takes the second one of its kind.
-  std::vector<Course> courses = {{"router", stage.system().router().pid(), {}},
-                                 {"prefill", stage.system().prefill(0).process.pid(), {}},
-                                 {"decode", stage.system().decode(0).process.pid(), {}}};
+  std::vector<Course> courses = {
+      {.name = "router", .pid = stage.system().router().pid(), .points = {}},
+      {.name = "prefill", .pid = stage.system().prefill(0).process.pid(), .points = {}},
+      {.name = "decode", .pid = stage.system().decode(0).process.pid(), .points = {}}};
   const char* const csv = std::getenv("FERRY_SOAK_CSV");
   std::ofstream file(csv == nullptr ? "/dev/null" : csv);
   file << "seconds,process,resident_bytes,descriptors,threads\n";
@@ -138,7 +120,7 @@ TEST(SoakTest, MemoryAndDescriptorsStayFlat) {
       const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
       for (Course& course : courses) {
         const Footprint now = FootprintOf(course.pid);
-        course.points.emplace_back(seconds, now);
+        course.points.push_back({.seconds = seconds, .footprint = now});
         file << absl::StrCat(seconds, ",", course.name, ",", now.resident_bytes, ",",
                              now.descriptors, ",", now.threads, "\n");
       }
@@ -150,18 +132,18 @@ TEST(SoakTest, MemoryAndDescriptorsStayFlat) {
       stage.Let(1 << 30, next - absl::Now());
     }
   }
-  const absl::Duration ran = absl::Now() - start;
   tally.Add(stage.observer().Take());
   for (const std::string& what : tally.faults_found) ADD_FAILURE() << what;
   EXPECT_EQ(tally.lost + tally.wrong + tally.late, 0);
   EXPECT_EQ(gauges.WaitUntilBack(kReturnLimit), "");
   for (const Course& course : courses) {
-    const double per_hour = course.MemorySlope() * 3600;
-    std::printf("%s: memory %+.2f %% an hour, %d descriptors, %d threads\n", course.name.c_str(),
-                100 * per_hour, course.points.back().second.descriptors,
-                course.points.back().second.threads);
-    ReportFootprint(course.name, course.points.back().second, per_hour);
-    EXPECT_LT(per_hour, kMaxGrowthPerHour + kNoise / absl::ToDoubleHours(ran / 2)) << course.name;
+    const Growth growth = course.MemoryGrowth();
+    const Footprint& last = course.points.back().footprint;
+    std::printf("%s: memory %+.2f +- %.2f %% an hour, %d descriptors, %d threads\n",
+                course.name.c_str(), 100 * growth.per_hour, 100 * growth.error, last.descriptors,
+                last.threads);
+    ReportFootprint(course.name, last, growth);
+    EXPECT_FALSE(growth.IsBeyond(kMaxGrowthPerHour)) << course.name;
   }
   Report("soak", absl::StrCat("soak of ", absl::FormatDuration(length)), num_faults, seed, tally);
 }
