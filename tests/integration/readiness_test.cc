@@ -24,7 +24,7 @@ class ReadinessTest : public testing::Test {
     SystemOptions options;
     options.model_dir = std::getenv("FERRY_DEMO_MODEL");
     options.prefill_flags = options.decode_flags = {"--num_blocks", "50"};
-    options.router_flags = {"--http_listen", "127.0.0.1:0", "--heartbeat_s", "0.2"};
+    options.router_flags = {"--http_listen", "127.0.0.1:0"};
     system_ = FerrySystem::Start(options);
   }
   // As a probe asks.
@@ -47,10 +47,18 @@ class ReadinessTest : public testing::Test {
     }
     return said;
   }
+  // All three ways to ask say so at one time: on a busy machine a report may be so late that its
+  // worker is not ready for a moment.
   void ExpectReady() {
-    EXPECT_EQ(system_->WaitUntilReady(kPatience), "");
-    EXPECT_EQ(router::http::Get(system_->router_http_port(), "/ready").status, 200);
-    EXPECT_TRUE(Healthy());
+    const absl::Time end = absl::Now() + kPatience;
+    std::string not_ready;
+    do {
+      not_ready = system_->WaitUntilReady(end - absl::Now());
+      const router::http::Reply reply = router::http::Get(system_->router_http_port(), "/ready");
+      if (reply.status != 200) not_ready += reply.body;
+      if (!Healthy()) not_ready += "the health service says no";
+    } while (!not_ready.empty() && absl::Now() < end);
+    EXPECT_EQ(not_ready, "");
   }
 
   std::unique_ptr<FerrySystem> system_;

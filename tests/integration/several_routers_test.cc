@@ -2,11 +2,9 @@
 
 #include <signal.h>
 
-#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <future>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -98,14 +96,8 @@ TEST_F(SeveralRoutersTest, APrefixIsFoundThroughEitherRouter) {
 struct Outcome {
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;
-  std::map<std::string, int64_t> computed;  // tokens by prefill worker
 
   double hit_rate() const { return static_cast<double>(cached_tokens) / prompt_tokens; }
-  double busiest_share() const {
-    int64_t most = 0;
-    for (const auto& [worker, tokens] : computed) most = std::max(most, tokens);
-    return static_cast<double>(most) / (prompt_tokens - cached_tokens);
-  }
 };
 
 // Conversations of the same system prompts; three people at a time have some each and take turns
@@ -131,16 +123,13 @@ Outcome Converse(const std::vector<ferry::Client*>& routers, uint32_t salt,
           const std::vector<int32_t> more = tokens(128, salt + 100 + number);
           history.insert(history.end(), more.begin(), more.end());
           const auto answer =
-              routers[number % routers.size()]->Complete(ToRequest({history, 2, 0}));
+              routers[(number + turn) % routers.size()]->Complete(ToRequest({history, 2, 0}));
           if (!answer.ok()) {
             ADD_FAILURE() << answer.status();
             return outcome;
           }
-          const auto& summary = answer->summary;
-          outcome.prompt_tokens += summary.prompt_tokens();
-          outcome.cached_tokens += summary.cached_tokens();
-          outcome.computed[summary.prefill_worker()] +=
-              summary.prompt_tokens() - summary.cached_tokens();
+          outcome.prompt_tokens += answer->summary.prompt_tokens();
+          outcome.cached_tokens += answer->summary.cached_tokens();
         }
       }
       return outcome;
@@ -151,12 +140,13 @@ Outcome Converse(const std::vector<ferry::Client*>& routers, uint32_t salt,
     const Outcome one = person.get();
     all.prompt_tokens += one.prompt_tokens;
     all.cached_tokens += one.cached_tokens;
-    for (const auto& [worker, computed] : one.computed) all.computed[worker] += computed;
   }
   return all;
 }
 
-TEST_F(SeveralRoutersTest, FourRoutersHitAsOftenAsOneAndHerdNobody) {
+// That they herd nobody depends on the speeds that workers measure and on who is how late: it is
+// tested where time is virtual, in tests/router/routing_simulation_test.cc.
+TEST_F(SeveralRoutersTest, FourRoutersHitAsOftenAsOne) {
   SystemOptions options = Options();
   options.num_prefill = 3;
   options.num_decode = 2;
@@ -169,7 +159,6 @@ TEST_F(SeveralRoutersTest, FourRoutersHitAsOftenAsOneAndHerdNobody) {
   ASSERT_FALSE(HasFailure());
   EXPECT_GT(one.hit_rate(), 0.5);
   EXPECT_GT(four.hit_rate(), one.hit_rate() - 0.03);
-  EXPECT_LT(four.busiest_share(), 0.8) << "of three; with one router " << one.busiest_share();
   RecordProperty("hit_rate_of_one", absl::StrCat(one.hit_rate()));
   RecordProperty("hit_rate_of_four", absl::StrCat(four.hit_rate()));
 }
