@@ -18,6 +18,7 @@
 #include "cli/tokenize_command.h"
 #include "grpc/support/log.h"
 #include "service/command_line.h"
+#include "service/lock_order.h"
 #include "service/process.h"
 
 namespace {
@@ -36,6 +37,7 @@ void AddCommands(CLI::App& app, absl::Status* result) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  service::ForgetLockOrder();
   CLI::App app{"Serves DeepSeek's MLA models with prefill and decode on different workers."};
   app.name("ferry");
   app.require_subcommand(0, 1);  // so that a wrong one is what the error names

@@ -32,6 +32,7 @@
 #include "service/command_line.h"
 #include "service/heap.h"
 #include "service/listen_address.h"
+#include "service/lock_order.h"
 #include "service/port_file.h"
 #include "service/process.h"
 #include "service/startup.h"
@@ -121,6 +122,7 @@ int main(int argc, char** argv) {
   options.role_both = role == "both";
 
   service::LimitHeap(argv);
+  service::ForgetLockOrder();
   service::BlockTerminationSignals();
   const absl::Status status = Serve(options);
   return status.ok() ? 0 : service::FatalExit(kProcess, status);

@@ -39,6 +39,7 @@
 #include "service/grpc_server.h"
 #include "service/heap.h"
 #include "service/listen_address.h"
+#include "service/lock_order.h"
 #include "service/port_file.h"
 #include "service/process.h"
 #include "service/startup.h"
@@ -279,6 +280,7 @@ int main(int argc, char** argv) {
   app.failure_message(service::UsageError);
   CLI11_PARSE(app, argc, argv);
   service::LimitHeap(argv);
+  service::ForgetLockOrder();
   service::BlockTerminationSignals();
   absl::Status status = service::InitLogging(kProcessName, options.log);
   if (status.ok()) status = Serve(options);
