@@ -166,6 +166,12 @@ absl::Status DecodeScheduler::CheckAccept(const RequestSpec& spec) {
         status::WithReason(absl::FailedPreconditionError(absl::StrCat(
                                "attempt ", other, " is replaced by attempt ", spec.id.attempt)),
                            status::kStaleAttempt));
+  } else if (const auto ended = ended_.newest(spec.id.request_id); ended >= spec.id.attempt) {
+    metrics_->CountLateEvent("late_decode");
+    const std::string message =
+        absl::StrCat("attempt ", *ended, " of request ", spec.id.request_id, " has ended here");
+    if (ended == spec.id.attempt) return absl::AlreadyExistsError(message);
+    return status::WithReason(absl::FailedPreconditionError(message), status::kStaleAttempt);
   }
   if (draining_) {
     return status::WithReason(absl::UnavailableError("the worker is draining"), status::kDraining);
@@ -336,6 +342,7 @@ void DecodeScheduler::EndRequest(Request& request, const absl::Status& status) {
   const std::unique_ptr<Request> owned = std::move(it->second);
   requests_.erase(it);
   by_id_.erase(request.spec.id.request_id);
+  ended_.Add(request.spec.id.request_id, request.spec.id.attempt);
   const std::string why(status.message());
   if (request.reserve_done != nullptr) {
     request.reserve_done(absl::AbortedError(absl::StrCat("the request has ended: ", why)));

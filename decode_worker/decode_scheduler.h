@@ -38,6 +38,7 @@
 #include "decode_worker/request.h"
 #include "decode_worker/transfer_calls.h"
 #include "kv_transfer/incoming_transfers.h"
+#include "worker/ended_requests.h"
 #include "worker/kv_event_log.h"
 #include "worker/worker_metrics.h"
 #include "worker/worker_runtime.h"
@@ -181,6 +182,7 @@ class DecodeScheduler final : public worker::WorkerControl, private BatchRunner:
   // The scheduler thread's own.
   absl::flat_hash_map<uint64_t, std::unique_ptr<Request>> requests_;  // by serial
   absl::flat_hash_map<std::string, Request*> by_id_;                  // by request_id
+  worker::EndedRequests ended_;
   std::map<std::pair<uint64_t, int32_t>, Branch*> queue_;  // by (serial, branch): want blocks
   Admission admission_;
   BatchRunner runner_;

@@ -28,6 +28,7 @@
 #include "prefill_worker/options.h"
 #include "prefill_worker/pacing.h"
 #include "prefill_worker/prefill_request.h"
+#include "worker/ended_requests.h"
 #include "worker/kv_event_log.h"
 #include "worker/worker_metrics.h"
 #include "worker/worker_runtime.h"
@@ -142,9 +143,7 @@ class PrefillScheduler final : public worker::WorkerControl {
   absl::flat_hash_map<worker::RequestId, std::unique_ptr<Request>> requests_;
   std::deque<Request*> waiting_;     // first come first served
   std::vector<Request*> computing_;  // admitted, rows or samples left to launch
-  absl::flat_hash_map<std::string, uint32_t>
-      ended_;  // newest attempt of requests that ended lately
-  std::deque<std::string> ended_order_;
+  worker::EndedRequests ended_;
   std::vector<uint8_t> block_use_;  // scratch of CountCache
   bool ending_all_ = false;
 

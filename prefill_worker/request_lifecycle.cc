@@ -16,9 +16,6 @@ namespace {
 
 using worker::RequestId;
 
-// How many requests that have ended are remembered, to know a late duplicate when it comes.
-constexpr size_t kRememberedRequests = 4096;
-
 absl::Status StaleAttempt(const RequestId& id, uint32_t newest) {
   return status::WithReason(absl::FailedPreconditionError(
                                 absl::StrCat("attempt ", id.attempt, " of request ", id.request_id,
@@ -78,11 +75,9 @@ void PrefillScheduler::Accept(std::unique_ptr<Request> request) {
     return Refuse(*request, Draining());
   }
   if (!engine_failure_.ok()) return Refuse(*request, engine_failure_);
-  if (const auto ended = ended_.find(id.request_id);
-      ended != ended_.end() && ended->second >= id.attempt) {
+  if (const std::optional<uint32_t> ended = ended_.newest(id.request_id); ended >= id.attempt) {
     metrics_->CountLateEvent("late_prefill");
-    return Refuse(*request,
-                  ended->second == id.attempt ? Known(id) : StaleAttempt(id, ended->second));
+    return Refuse(*request, ended == id.attempt ? Known(id) : StaleAttempt(id, *ended));
   }
   std::vector<Request*> older;
   for (const auto& [other_id, other] : requests_) {
@@ -233,13 +228,7 @@ void PrefillScheduler::Finish(Request& request) {
       verdict.ok() ? ""
                    : absl::StrCat(" cause=", service::LogValue(std::string(verdict.message()))));
 
-  const auto [newest, added] = ended_.emplace(request.id.request_id, 0);
-  newest->second = std::max({newest->second, request.id.attempt, request.send_id.attempt});
-  if (added) ended_order_.push_back(request.id.request_id);
-  if (ended_order_.size() > kRememberedRequests) {
-    ended_.erase(ended_order_.front());
-    ended_order_.pop_front();
-  }
+  ended_.Add(request.id.request_id, std::max(request.id.attempt, request.send_id.attempt));
 
   // What the RPC learns last is true: blocks are back and the counts say so.
   const std::unique_ptr<Request> owned = std::move(requests_.find(request.id)->second);

@@ -96,7 +96,8 @@ TEST_F(DecodeSchedulerTest, PromptsAroundABlockAndAChunk) {
   Start({.options = {.worker = {}, .chunk_tokens = 48}, .engine = {}, .num_blocks = 64});
   for (const int32_t length : {1, 47, 48, 49, 63, 64, 65, 127, 128, 129, 300}) {
     for (const int32_t max_tokens : {1, 2, 66}) {
-      const RequestSpec spec = Spec("r", RandomTokens(length, 7), max_tokens);
+      const RequestSpec spec =
+          Spec(absl::StrCat(length, "+", max_tokens), RandomTokens(length, 7), max_tokens);
       const auto sink = Submit(spec);
       ASSERT_TRUE(sink->Wait().ok()) << length;
       ExpectReference(spec, *sink);
@@ -131,7 +132,7 @@ TEST_F(DecodeSchedulerTest, StopTokensAreBannedBeforeMinTokens) {
 TEST_F(DecodeSchedulerTest, BranchesEqualSingleRequestsWithTheirBranchNumber) {
   Start();
   for (const int32_t length : {1, 63, 64, 65, 200}) {
-    RequestSpec spec = Spec("r", RandomTokens(length, 3), 150);
+    RequestSpec spec = Spec(absl::StrCat(length), RandomTokens(length, 3), 150);
     spec.num_branches = 5;
     spec.sampling.temperature = 1;
     spec.sampling.seed = 42;
@@ -244,7 +245,7 @@ void RunHistory(SchedulerHarness& harness, uint64_t seed, int32_t num_requests,
     std::vector<int32_t> tokens =
         below(2) == 0 ? RandomTokens(length, random())
                       : std::vector<int32_t>(shared.begin(), shared.begin() + length);
-    RequestSpec spec = Spec(absl::StrCat("r", i), std::move(tokens), max_tokens);
+    RequestSpec spec = Spec(absl::StrCat(seed, "-", i), std::move(tokens), max_tokens);
     spec.num_branches = below(4) == 0 ? 1 + below(max_branches) : 1;
     spec.priority = below(3) - 1;
     spec.sampling.temperature = below(2) == 0 ? 0.0f : 1.0f;
@@ -380,6 +381,22 @@ TEST_F(DecodeSchedulerTest, SameAttemptTwiceIsRefusedAndTheFirstGoesOn) {
   EXPECT_EQ(second->Wait().code(), absl::StatusCode::kAlreadyExists);
   ASSERT_TRUE(first->Wait().ok());
   ExpectReference(spec, *first);
+}
+
+// Also one whose client has gone: nobody waits for what comes late.
+TEST_F(DecodeSchedulerTest, WhatHasEndedDoesNotRunAgain) {
+  Start();
+  RequestSpec spec = Spec("r", RandomTokens(10, 1), 5);
+  spec.id.attempt = 2;
+  ASSERT_TRUE(Submit(spec)->Wait().ok());
+  EXPECT_EQ(Submit(spec)->Wait().code(), absl::StatusCode::kAlreadyExists);
+  spec.id.attempt = 1;
+  EXPECT_EQ(status::Reason(Submit(spec)->Wait()), status::kStaleAttempt);
+  spec.id.attempt = 3;
+  const auto newer = Submit(spec);
+  ASSERT_TRUE(newer->Wait().ok());
+  ExpectReference(spec, *newer);
+  EXPECT_TRUE(harness_->WaitIdle());
 }
 
 TEST_F(DecodeSchedulerTest, NewerAttemptReplacesTheOlder) {
