@@ -45,16 +45,20 @@ FOOTPRINTS = """
 | --- | --- | --- | --- | --- |
 """
 MEMORY = """
-What a process remembers is bounded, and it grows until the bound is reached: a prefill worker's last 4096 requests, as many cache events as
+What a process remembers is bounded, and it grows until the bound is reached: a worker's last 4096 requests, as many cache events as
 the cache holds blocks (at least 1024), UCX's pools for what is in flight at once. Nothing is kept of a peer that has died, but for some
 hundred bytes of UCX's over shared memory (`KilledPeersLeaveNoMemoryBehind` in `tests/kv_transfer` counts them), nor of one that has stood
 still (`tests/service/abandoned_channels_test.cc`: gRPC would keep its connection). The bytes in use do not rise (heap profiles of six
-minutes of faults, before their first and after their last: within 1 %). The C library's heap would grow for hours all the same: each thread
-keeps up to seven freed blocks of each of 64 sizes, and those of rare sizes and quiet threads come together slowly (router, prefill, decode:
-4.4, 1.3 and 1.2 % an hour; with jemalloc, whose threads keep blocks as well, 8.5, 4.1 and 1.5). So the programs keep its arenas to two and
-threads to blocks of 256 bytes (`service/heap.h`), give free pages back every ten seconds, and the soak has met every fault once before it
-begins to measure. The growth is the slope of what was held at the least in each of 15 parts of the second half, with its standard error
-(`tests/chaos/course.h`); a soak fails beyond 1 % and twice that error.
+minutes of faults, before their first and after their last: within 1 %).
+
+Two things would grow for hours all the same (router, prefill, decode: 4.4, 1.3 and 1.2 % an hour; with jemalloc 8.5, 4.1 and 1.5). Each thread
+keeps up to seven freed blocks of each of 64 sizes, and those of rare sizes and quiet threads come together slowly: so the programs keep threads
+to blocks of 256 bytes, and the heap to two arenas (`service/heap.h`). Debian's absl records in which order locks are taken, in a graph of which
+a quarter to half a MiB is touched for the first time every hour: the programs tell it not to (`service/lock_order.h`). Besides, free pages go
+back every ten seconds, and the soak has met every fault once before it begins to measure.
+
+The growth is the slope of what was held at the least in each of 15 parts of the second half, with its standard error (`tests/chaos/course.h`);
+a soak fails beyond 1 % and twice that error.
 """
 OVERLOAD = """
 ## More than can be served
