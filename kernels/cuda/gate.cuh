@@ -138,11 +138,60 @@ __device__ inline void MarkChosen(const MoeParams& params, int64_t row, uint8_t*
   __syncwarp();
 }
 
+// Whether SelectOfFew chooses: a softmax without groups, of no more experts than two a lane.
+__device__ inline bool CanSelectOfFew(const MoeParams& params) {
+  const GateConfig& gate = params.gate;
+  return gate.method == GateMethod::kGreedy && !gate.norm_topk_prob &&
+         gate.num_experts <= 2 * kWarpSize && params.expert_table == nullptr;
+}
+// As SelectRow, in registers and by little code: at one row most of a choice's time goes to what
+// it has to fetch of it.
+__device__ inline void SelectOfFew(const GateConfig& gate, const float* logits, int32_t* ids,
+                                   float* weights) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+  const bool has_low = lane < gate.num_experts, has_high = lane + kWarpSize < gate.num_experts;
+  float low = has_low ? logits[lane] : -INFINITY;
+  float high = has_high ? logits[lane + kWarpSize] : -INFINITY;
+  float largest_logit = fmaxf(low, high);
+  for (int32_t offset = kWarpSize / 2; offset > 0; offset /= 2) {
+    largest_logit = fmaxf(largest_logit, __shfl_xor_sync(kFullWarp, largest_logit, offset));
+  }
+  low = has_low ? expf(low - largest_logit) : 0;
+  high = has_high ? expf(high - largest_logit) : 0;
+  const float sum = WarpSum(low + high);
+  low /= sum;
+  high /= sum;
+  uint32_t low_order = has_low ? OrderOf(low) : 0, high_order = has_high ? OrderOf(high) : 0;
+  const uint32_t mine = 1u << lane;
+  uint32_t low_chosen = 0, high_chosen = 0;  // lanes
+#pragma unroll 1
+  for (int32_t i = 0; i < gate.top_k; ++i) {
+    const uint32_t largest = __reduce_max_sync(kFullWarp, max(low_order, high_order));
+    const uint32_t lows = __ballot_sync(kFullWarp, low_order == largest);
+    const uint32_t highs = __ballot_sync(kFullWarp, high_order == largest);
+    const uint32_t low_first = lows & (0 - lows);
+    const uint32_t high_first = lows != 0 ? 0 : highs & (0 - highs);
+    low_order = (low_first & mine) != 0 ? 0 : low_order;
+    high_order = (high_first & mine) != 0 ? 0 : high_order;
+    low_chosen |= low_first;
+    high_chosen |= high_first;
+  }
+  const auto output = [&](int32_t place, int32_t expert, float score) {
+    ids[place] = expert;
+    weights[place] = score * gate.routed_scaling_factor;
+  };
+  if ((low_chosen & mine) != 0) output(__popc(low_chosen & (mine - 1)), lane, low);
+  if ((high_chosen & mine) != 0) {
+    output(__popc(low_chosen) + __popc(high_chosen & (mine - 1)), lane + kWarpSize, high);
+  }
+}
+
 // Chooses the experts of `row` from its logits; a warp's work.  ids (ascending) and weights
 // [top_k].
 __device__ inline void SelectRow(const MoeParams& params, int64_t row, const float* logits,
                                  const RowShared& shared, int32_t* ids, float* weights) {
   const GateConfig& gate = params.gate;
+  if (CanSelectOfFew(params)) return SelectOfFew(gate, logits, ids, weights);
   ScoreExperts(gate, logits, params.gate_bias, shared);
   if (params.expert_table != nullptr) {
     MarkChosen(params, row, shared.marked);

@@ -127,6 +127,8 @@ class CudaMoeTest : public DeviceTest {
 TEST_F(CudaMoeTest, EveryGateEqualsTheCpu) {
   const GateConfig gates[] = {
       {.method = GateMethod::kGreedy, .num_experts = 10, .top_k = 3},
+      {.method = GateMethod::kGreedy, .num_experts = 64, .top_k = 6, .routed_scaling_factor = 3},
+      {.method = GateMethod::kGreedy, .num_experts = 37, .top_k = 37},
       {.method = GateMethod::kGroupLimitedGreedy,
        .num_experts = 12,
        .top_k = 3,
