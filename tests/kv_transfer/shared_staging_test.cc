@@ -51,11 +51,7 @@ TEST_F(SharedStagingTest, ASlotIsLentUntilItIsRead) {
   EXPECT_FALSE(drained.Wait(absl::ZeroDuration()).has_value());
   EXPECT_EQ(destination.Foreign(), 0);
   b_copies_->Release();
-  const OutgoingResult sent = drained.Wait().value();
-  ASSERT_TRUE(sent.status.ok()) << sent.status;
-  ASSERT_TRUE(b_->incoming->Announce(id, sent.blocks, sent.bytes).ok());
-  EXPECT_TRUE(ended.Wait().value().status.ok());
-  EXPECT_TRUE(destination.HavePattern(1));
+  ExpectArrival(*b_, id, destination, 1, ended, drained);
   EXPECT_EQ(a_->transport->stats().bytes_sent, source.bytes());
   EXPECT_EQ(b_->transport->stats().bytes_received, source.bytes());
 }
@@ -123,11 +119,7 @@ TEST_F(SharedStagingTest, AReceiverThatStandsStillKeepsNoOtherWaiting) {
   Promised<IncomingResult> ended;
   Promised<OutgoingResult> drained;
   const TransferId id = Start(*a_, *c, source, destination, ended, drained);
-  const OutgoingResult sent = drained.Wait().value();
-  ASSERT_TRUE(sent.status.ok()) << sent.status;
-  ASSERT_TRUE(c->incoming->Announce(id, sent.blocks, sent.bytes).ok());
-  EXPECT_TRUE(ended.Wait().value().status.ok());
-  EXPECT_TRUE(destination.HavePattern(4));
+  ExpectArrival(*c, id, destination, 4, ended, drained);
   EXPECT_FALSE(stuck_drained.Wait(absl::ZeroDuration()).has_value());
   b_copies_->Release();
   EXPECT_TRUE(stuck_drained.Wait().value().status.ok());
@@ -154,11 +146,7 @@ TEST_F(SharedStagingTest, SlotsThatCannotBeOpenedAreDoneWithout) {
   Promised<IncomingResult> ended;
   Promised<OutgoingResult> drained;
   const TransferId id = Start(*a_, *c, source, destination, ended, drained);
-  const OutgoingResult sent = drained.Wait().value();
-  ASSERT_TRUE(sent.status.ok()) << sent.status;
-  ASSERT_TRUE(c->incoming->Announce(id, sent.blocks, sent.bytes).ok());
-  EXPECT_TRUE(ended.Wait().value().status.ok());
-  EXPECT_TRUE(destination.HavePattern(5));
+  ExpectArrival(*c, id, destination, 5, ended, drained);
 }
 
 TEST_F(SharedStagingTest, ACopyThatFailsFailsItsTransferAndGivesItsSlotBack) {

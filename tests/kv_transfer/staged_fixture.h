@@ -72,6 +72,17 @@ class StagedFixture : public testing::Test {
     return Start(*a_, *b_, source, destination, ended, drained);
   }
 
+  // It ends well on both sides, and what `source.Fill(pattern)` made is at `to`.
+  static void ExpectArrival(Side& to, const TransferId& id, const Blocks& destination,
+                            uint64_t pattern, Promised<IncomingResult>& ended,
+                            Promised<OutgoingResult>& drained) {
+    const OutgoingResult sent = drained.Wait().value();
+    ASSERT_TRUE(sent.status.ok()) << sent.status;
+    ASSERT_TRUE(to.incoming->Announce(id, sent.blocks, sent.bytes).ok());
+    EXPECT_TRUE(ended.Wait().value().status.ok());
+    EXPECT_TRUE(destination.HavePattern(pattern));
+  }
+
   const uint16_t num_shared_;
   const std::unique_ptr<fakes::HostCopies> a_copies_ = fakes::CreateHostCopies();
   const std::unique_ptr<fakes::HostCopies> b_copies_ = fakes::CreateHostCopies();

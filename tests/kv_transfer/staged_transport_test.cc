@@ -128,11 +128,7 @@ TEST_F(StagedTransportTest, SlotsAreUsedAgain) {
   Promised<IncomingResult> ended;
   Promised<OutgoingResult> drained;
   const TransferId id = Start(source, destination, ended, drained);
-  const OutgoingResult sent = drained.Wait().value();
-  ASSERT_TRUE(sent.status.ok()) << sent.status;
-  ASSERT_TRUE(b_->incoming->Announce(id, sent.blocks, sent.bytes).ok());
-  EXPECT_TRUE(ended.Wait().value().status.ok());
-  EXPECT_TRUE(destination.HavePattern(3));
+  ExpectArrival(*b_, id, destination, 3, ended, drained);
 }
 
 }  // namespace

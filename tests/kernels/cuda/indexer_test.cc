@@ -41,6 +41,24 @@ class IndexerDeviceTest : public DeviceTest {
     p.logits = Upload(batch.logits);
     return p;
   }
+  // Each row by itself, the last first, has the bits that it has among the others.
+  void ExpectRowsAloneGiveTheSame(IndexerBatch& batch) {
+    const IndexerLogitsParams together = LogitsOnDevice(batch);
+    ASSERT_TRUE(device_->IndexerLogits({}, together).ok());
+    const IndexerLogitsParams alone = LogitsOnDevice(batch);
+    for (int32_t row = batch.num_rows - 1; row >= 0; --row) {
+      IndexerLogitsParams p = alone;
+      p.rows.num_rows = 1;
+      p.rows.positions += row;
+      p.rows.row_to_seq += row;
+      p.q += row * p.q_row_stride;
+      p.weights += row * p.weights_row_stride;
+      p.logits += row * p.logits_stride;
+      ASSERT_TRUE(device_->IndexerLogits({}, p).ok());
+    }
+    EXPECT_TRUE(BitEqual(Download(alone.logits, batch.logits.size()),
+                         Download(together.logits, batch.logits.size())));
+  }
 };
 
 class CudaIndexerLogitsTest : public IndexerDeviceTest,
@@ -79,21 +97,7 @@ TEST_P(CudaIndexerLogitsTest, MatchTheReference) {
 
 TEST_P(CudaIndexerLogitsTest, ALogitsBitsDependOnItsRowAndKeyAlone) {
   IndexerBatch batch(GetParam(), 20, 32, {150, 1100}, Rows(), /*top_k=*/1);
-  const IndexerLogitsParams together = LogitsOnDevice(batch);
-  ASSERT_TRUE(device_->IndexerLogits({}, together).ok());
-  const IndexerLogitsParams alone = LogitsOnDevice(batch);
-  for (int32_t row = batch.num_rows - 1; row >= 0; --row) {
-    IndexerLogitsParams p = alone;
-    p.rows.num_rows = 1;
-    p.rows.positions += row;
-    p.rows.row_to_seq += row;
-    p.q += row * p.q_row_stride;
-    p.weights += row * p.weights_row_stride;
-    p.logits += row * p.logits_stride;
-    ASSERT_TRUE(device_->IndexerLogits({}, p).ok());
-  }
-  EXPECT_TRUE(BitEqual(Download(alone.logits, batch.logits.size()),
-                       Download(together.logits, batch.logits.size())));
+  ExpectRowsAloneGiveTheSame(batch);
 }
 
 TEST_P(CudaIndexerLogitsTest, AKeyMayStandForSeveralTokens) {
@@ -187,21 +191,7 @@ TEST_P(CudaIndexProductsTest, ALogitsBitsDependOnItsRowAndKeyAlone) {
     }
     for (int32_t r = 0; r < chunk; ++r) rows.push_back({2, 6000 - chunk + r});
     IndexerBatch batch(GetParam(), 64, 128, {2500, 6000, 6000}, rows, /*top_k=*/60, 1, /*gap=*/4);
-    const IndexerLogitsParams together = LogitsOnDevice(batch);
-    ASSERT_TRUE(device_->IndexerLogits({}, together).ok());
-    const IndexerLogitsParams alone = LogitsOnDevice(batch);
-    for (int32_t row = batch.num_rows - 1; row >= 0; --row) {
-      IndexerLogitsParams p = alone;
-      p.rows.num_rows = 1;
-      p.rows.positions += row;
-      p.rows.row_to_seq += row;
-      p.q += row * p.q_row_stride;
-      p.weights += row * p.weights_row_stride;
-      p.logits += row * p.logits_stride;
-      ASSERT_TRUE(device_->IndexerLogits({}, p).ok());
-    }
-    EXPECT_TRUE(BitEqual(Download(alone.logits, batch.logits.size()),
-                         Download(together.logits, batch.logits.size())));
+    ExpectRowsAloneGiveTheSame(batch);
   }
 }
 

@@ -103,6 +103,23 @@ class CudaMoeTest : public DeviceTest {
     return {Download(params.output, empty.out.size()), Download(params.topk_ids, empty.ids.size()),
             Download(params.topk_weights, empty.weights.size())};
   }
+  // Run twice, and for parts of the rows by themselves: the same bits.
+  struct Part {
+    int32_t first, rows;
+  };
+  void ExpectPartsGiveTheSame(const Layer& layer, const std::vector<float>& input, int32_t num_rows,
+                              absl::Span<const Part> parts) {
+    const Result together = RunOnDevice(layer, input, num_rows);
+    EXPECT_TRUE(BitEqual(RunOnDevice(layer, input, num_rows).out, together.out));
+    for (const Part& part : parts) {
+      const auto begin = input.begin() + part.first * layer.hidden;
+      const Result alone = RunOnDevice(layer, {begin, begin + part.rows * layer.hidden}, part.rows);
+      EXPECT_TRUE(
+          BitEqual(alone.out, absl::MakeConstSpan(together.out)
+                                  .subspan(part.first * (layer.hidden + 1), alone.out.size())))
+          << part.rows << " rows from " << part.first << " on";
+    }
+  }
   static MoeParams Params(const Layer& layer, int32_t num_rows) {
     MoeParams params;
     params.num_rows = num_rows;
@@ -179,15 +196,7 @@ TEST_F(CudaMoeTest, ARowsBitsDoNotDependOnTheOthersAndTiesGoToTheLowerId) {
   const GateConfig gate{.method = GateMethod::kGreedy, .num_experts = 8, .top_k = 3};
   Layer layer(gate, 48, 40, {24}, {"", DType::kBfloat16});
   const std::vector<float> input = RandomFloats(70 * layer.hidden, 6);
-  const Result together = RunOnDevice(layer, input, 70);
-  EXPECT_TRUE(BitEqual(RunOnDevice(layer, input, 70).out, together.out));  // run twice
-  for (const int32_t row : {0, 31, 32, 69}) {
-    const std::vector<float> alone(input.begin() + row * layer.hidden,
-                                   input.begin() + (row + 1) * layer.hidden);
-    EXPECT_TRUE(BitEqual(
-        RunOnDevice(layer, alone, 1).out,
-        absl::MakeConstSpan(together.out).subspan(row * (layer.hidden + 1), layer.hidden + 1)));
-  }
+  ExpectPartsGiveTheSame(layer, input, 70, {{0, 1}, {31, 1}, {32, 1}, {69, 1}});
   // Equal logits everywhere: the first experts, and one expert's tile gets every row.
   std::fill(layer.gate_weight.bytes.begin(), layer.gate_weight.bytes.end(), uint8_t{0});
   const Result tied = RunOnDevice(layer, input, 70);
@@ -312,16 +321,7 @@ TEST_F(CudaRoundingMoeTest, OfFewQuantizedRowsEachHasItsOwnBits) {
   for (const Kinds& kinds : kQuantizedKinds) {
     SCOPED_TRACE(kinds.routed.name);
     const Layer layer(gate, 256, 128, {192}, kinds.routed, kinds.shared);
-    const std::vector<float> input = RandomFloats(8 * layer.hidden, 6);
-    const Result together = RunOnDevice(layer, input, 8);
-    EXPECT_TRUE(BitEqual(RunOnDevice(layer, input, 8).out, together.out));  // run twice
-    for (const int32_t row : {0, 3, 7}) {
-      const std::vector<float> alone(input.begin() + row * layer.hidden,
-                                     input.begin() + (row + 1) * layer.hidden);
-      EXPECT_TRUE(BitEqual(
-          RunOnDevice(layer, alone, 1).out,
-          absl::MakeConstSpan(together.out).subspan(row * (layer.hidden + 1), layer.hidden + 1)));
-    }
+    ExpectPartsGiveTheSame(layer, RandomFloats(8 * layer.hidden, 6), 8, {{0, 1}, {3, 1}, {7, 1}});
   }
 }
 
@@ -331,15 +331,7 @@ TEST_F(CudaRoundingMoeTest, OfFewRowsEachHasItsOwnBits) {
     SCOPED_TRACE(hidden);
     Layer layer(gate, hidden, 64, {32}, {"", DType::kBfloat16});
     const std::vector<float> input = RandomFloats(8 * layer.hidden, 6);
-    const Result together = RunOnDevice(layer, input, 8);
-    EXPECT_TRUE(BitEqual(RunOnDevice(layer, input, 8).out, together.out));  // run twice
-    for (const int32_t row : {0, 3, 7}) {
-      const std::vector<float> alone(input.begin() + row * layer.hidden,
-                                     input.begin() + (row + 1) * layer.hidden);
-      EXPECT_TRUE(BitEqual(
-          RunOnDevice(layer, alone, 1).out,
-          absl::MakeConstSpan(together.out).subspan(row * (layer.hidden + 1), layer.hidden + 1)));
-    }
+    ExpectPartsGiveTheSame(layer, input, 8, {{0, 1}, {3, 1}, {7, 1}});
     // Equal logits everywhere: every row to the same experts.
     std::fill(layer.gate_weight.bytes.begin(), layer.gate_weight.bytes.end(), uint8_t{0});
     const Result tied = RunOnDevice(layer, input, 8);
@@ -350,7 +342,6 @@ TEST_F(CudaRoundingMoeTest, OfFewRowsEachHasItsOwnBits) {
   }
 }
 
-// Tiles with few rows and full ones, experts with several.
 // More experts than the blocks of one cluster choose among, and a row longer than a block takes at
 // a time.
 TEST_F(CudaRoundingMoeTest, FewRowsChooseAmongManyExperts) {
@@ -369,6 +360,7 @@ TEST_F(CudaRoundingMoeTest, FewRowsChooseAmongManyExperts) {
   for (size_t i = 0; i < tied.ids.size(); ++i) EXPECT_EQ(tied.ids[i], static_cast<int32_t>(i % 6));
 }
 
+// Tiles with few rows and full ones, experts with several.
 TEST_F(CudaRoundingMoeTest, ManyRowsEqualTheCpu) {
   struct Shape {
     int64_t hidden, intermediate;
@@ -399,16 +391,7 @@ TEST_F(CudaRoundingMoeTest, OfManyRowsEachHasItsOwnBits) {
         .method = GateMethod::kGreedy, .num_experts = num_experts, .top_k = top_k};
     Layer layer(gate, 96, 64, {32}, {"", DType::kBfloat16});
     const std::vector<float> input = RandomFloats(400 * layer.hidden, 6);
-    const Result together = RunOnDevice(layer, input, 400);
-    EXPECT_TRUE(BitEqual(RunOnDevice(layer, input, 400).out, together.out));  // run twice
-    for (const int32_t rows : {150, 9}) {
-      const std::vector<float> part(input.begin() + 77 * layer.hidden,
-                                    input.begin() + (77 + rows) * layer.hidden);
-      const Result alone = RunOnDevice(layer, part, rows);
-      EXPECT_TRUE(BitEqual(
-          alone.out,
-          absl::MakeConstSpan(together.out).subspan(77 * (layer.hidden + 1), alone.out.size())));
-    }
+    ExpectPartsGiveTheSame(layer, input, 400, {{77, 150}, {77, 9}});
     // Equal logits everywhere: every row to the same experts, the others have none.
     std::fill(layer.gate_weight.bytes.begin(), layer.gate_weight.bytes.end(), uint8_t{0});
     const Result tied = RunOnDevice(layer, input, 400);
