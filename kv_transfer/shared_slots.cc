@@ -23,8 +23,8 @@ namespace {
 constexpr int64_t kPage = 4096;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-// Of another process's: what it may make this one map.
-constexpr int64_t kMostSlots = 4096;
+// Of another process's: what it may make this one map and pin; ours has fewer (kSharedSlots).
+constexpr int64_t kMostSlots = 64;
 
 // What the system calls the file behind a descriptor.
 std::string FileAt(const std::string& descriptor) {

@@ -79,13 +79,19 @@ class StagedTransport final : public Transport, private ReceiveSink {
 
   absl::Status Connect(const Epoch& peer, absl::Span<const LinkAddress> peer_addresses,
                        absl::Duration timeout) override {
-    RETURN_IF_ERROR(inner_->Connect(peer, peer_addresses, timeout));
-    if (inner_->TakesDeviceMemory(peer)) return absl::OkStatus();
+    bool is_new = false;
     int64_t num_peers = 0;
     {
+      // Before there is a link: its loss may come before Connect has returned.
       const std::lock_guard<std::mutex> lock(mutex_);
-      staged_peers_.insert(peer);
+      is_new = staged_peers_.insert(peer).second;
       num_peers = static_cast<int64_t>(staged_peers_.size());
+    }
+    const absl::Status connected = inner_->Connect(peer, peer_addresses, timeout);
+    if (!connected.ok() || inner_->TakesDeviceMemory(peer)) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (is_new) staged_peers_.erase(peer);
+      return connected;
     }
     if (ReadSlotsOf(peer, peer_addresses)) return absl::OkStatus();
     // Until they are there each message that comes makes its own.

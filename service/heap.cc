@@ -37,6 +37,11 @@ void LimitHeap(char** argv) {
   // The C library takes the variable away from a program that runs with more rights than its user;
   // what /proc calls the program is the loader where that was called by hand.
   if (getauxval(AT_SECURE) != 0 || getauxval(AT_BASE) == 0) return;
+  // Something may keep the other variable from this program: it begins anew once, not for ever.
+  if (std::getenv(kBegunAnew) != nullptr) {
+    unsetenv(kBegunAnew);
+    return;
+  }
   const char* const given = std::getenv(kTunables);
   const std::string others = given == nullptr ? "" : given;
   if (absl::StrContains(others, kOfTheHeap)) return;
@@ -44,9 +49,10 @@ void LimitHeap(char** argv) {
   std::error_code error;
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
   if (error) return;
-  setenv(kTunables, (others.empty() ? Limits() : absl::StrCat(others, ":", Limits())).c_str(),
-         /*overwrite=*/1);
-  execv(program.c_str(), argv);
+  const std::string all = others.empty() ? Limits() : absl::StrCat(others, ":", Limits());
+  if (setenv(kBegunAnew, "1", /*overwrite=*/1) != 0) return;
+  if (setenv(kTunables, all.c_str(), /*overwrite=*/1) == 0) execv(program.c_str(), argv);
+  unsetenv(kBegunAnew);
 }
 
 void TrimHeap() { malloc_trim(0); }

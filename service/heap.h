@@ -9,6 +9,8 @@ namespace service {
 inline constexpr int kMaxHeapArenas = 2;
 // The largest block that a thread keeps for itself when it has freed it.
 inline constexpr int kMaxThreadCachedBytes = 256;
+// In the environment of a program that begins anew, until LimitHeap has seen it.
+inline constexpr char kBegunAnew[] = "FERRY_BEGUN_ANEW";
 
 // Keeps the heap to these two limits.  The C library takes the second one from GLIBC_TUNABLES
 // alone, before main: so the program begins anew, in this process and with `argv` of main, if the

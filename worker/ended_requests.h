@@ -8,7 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <optional>
 #include <string>
 
@@ -27,8 +27,13 @@ class EndedRequests final {
   std::optional<uint32_t> newest(const std::string& request_id) const;
 
  private:
-  absl::flat_hash_map<std::string, uint32_t> newest_;
-  std::deque<std::string> order_;  // of their first ends
+  struct Ended {
+    uint32_t newest;
+    std::list<std::string>::iterator place;  // in order_
+  };
+
+  absl::flat_hash_map<std::string, Ended> requests_;
+  std::list<std::string> order_;  // of their last ends
 };
 
 }  // namespace worker

@@ -38,6 +38,17 @@ TEST(HeapTest, WhatIsSaidOfTheHeapAlreadyIsLeftAsItIs) {
   EXPECT_EQ(std::getenv("GLIBC_TUNABLES"), before);
 }
 
+TEST(HeapTest, AProgramBeginsAnewOnceThoughItsEnvironmentIsTakenAway) {
+  char* argv[] = {const_cast<char*>("begun anew twice"), nullptr};
+  const std::string before = std::getenv("GLIBC_TUNABLES");
+  EXPECT_EQ(std::getenv(kBegunAnew), nullptr);
+  unsetenv("GLIBC_TUNABLES");
+  setenv(kBegunAnew, "1", /*overwrite=*/1);
+  LimitHeap(argv);  // returns
+  EXPECT_EQ(std::getenv(kBegunAnew), nullptr) << "its children may begin anew";
+  setenv("GLIBC_TUNABLES", before.c_str(), /*overwrite=*/1);
+}
+
 // Sanitizers bring a heap of their own.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 // The loader, called by hand with the program: there is nothing to begin anew.

@@ -28,5 +28,14 @@ TEST(EndedRequestsTest, TheOldestIsForgottenAndNoOther) {
   }
 }
 
+TEST(EndedRequestsTest, ARequestThatEndsAgainIsRememberedFromThenOn) {
+  EndedRequests ended;
+  for (size_t i = 0; i < EndedRequests::kMost; ++i) ended.Add(absl::StrCat(i), 1);
+  ended.Add("0", 2);
+  ended.Add("new", 1);
+  EXPECT_EQ(ended.newest("0"), 2u);
+  EXPECT_EQ(ended.newest("1"), std::nullopt);
+}
+
 }  // namespace
 }  // namespace worker
